@@ -11,9 +11,8 @@ class A2C(GradientAgent):
     """On-policy policy gradient with a learned baseline: one step per round on the round's
     transitions.
 
-        Â = r + γ (1 − done) V(S') − V(S)                           (no gradient, standardised over
-        the rounds) L = −mean log π(a|S) Â + ½ mean (V(S) − [r + γ (1 − done) V(S')])² − 0.01 mean
-        H(π(·|S))
+        Â = r + γ (1 − done) V(S') − V(S)            no gradient, standardised over the rounds
+        L = −mean log π(a|S) Â + ½ mean (V(S) − [r + γ (1 − done) V(S')])² − 0.01 mean H(π(·|S))
 
     >>> import jax, jax.numpy as jnp
     >>> agent = A2C(observation_size=2, num_actions=3)

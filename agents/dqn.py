@@ -13,8 +13,7 @@ class DQN(QAgent):
     """ε-greedy value learning with the double-DQN target.
 
         y = r + γ (1 − done) Q̄(S', argmax_a Q(S',a))         L = mean Huber_δ(Q(S,a) − y)
-        ε falls linearly from `epsilon_start` to `epsilon_end` over `horizon` rounds (calls of
-        `update`)
+        ε falls linearly from `epsilon_start` to `epsilon_end` over `horizon` calls of `update`
 
     Q̄ is copied from Q every `target_every` gradient steps; the replay schedule is that of SAC.
 

@@ -34,7 +34,7 @@ class Ranked(Agent):
 
     It is shown the candidates by their similarity to x and its weights are given back in the order
     that was asked in. So neither what it does nor what it learns depends on that order, and its
-    first weight always is that of the nearest candidate, whoever that is in this round.
+    first weight is always that of this round's nearest candidate.
 
     >>> from agents.ddpg import DDPG
     >>> agent = Ranked(inner=DDPG(6, 3, noise=0.0))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """Where an agent is built, and what kind it is: nobody else needs to keep lists of agents."""
+    """Where an agent is built, and what kind it is; there is no other list of agents."""
 
     module: str
     kind: str  # the class

@@ -201,7 +201,7 @@ def of_revision(options: argparse.Namespace) -> Row:
     return result
 
 
-# ---- for people ----------------------------------------------------------------------------------
+# ---- as text -------------------------------------------------------------------------------------
 def short(value: float | None) -> str:
     """
     >>> short(10_190_000), short(7315), short(None), short(19.17)
@@ -250,17 +250,17 @@ def columns(cells: list[list[str]]) -> str:
 
 
 def table(result: Row) -> str:
-    """The result for people."""
-    foretold = [row for row in result["rows"] if not row.get("timed")]
+    """The result as text."""
+    estimated = [row for row in result["rows"] if not row.get("timed")]
     timed = [row for row in result["rows"] if row.get("timed")]
     name = lambda row: [str(row[part]) for part in NAMES]
     lines = []
-    if foretold:
+    if estimated:
         lines.append(
             columns(
                 [
                     [*NAMES, *COLUMNS],
-                    *([*name(r), *(f(r) for f in COLUMNS.values())] for r in foretold),
+                    *([*name(r), *(f(r) for f in COLUMNS.values())] for r in estimated),
                 ]
             )
         )
@@ -273,7 +273,7 @@ def table(result: Row) -> str:
                 ]
             )
         )
-    lines += [text for row in foretold if (text := details(row))]
+    lines += [text for row in estimated if (text := details(row))]
     return "\n".join([*lines, *(f"not compiled: {reason}" for reason in result["absent"])])
 
 

@@ -9,8 +9,8 @@
 
 DIR: what `fedjax-sim train fedpolicy --over …` left, one per goal (--trained may be given several
 times). Every row is paired with `full` on the same federations and seeds. For every goal and every
-suite of federations, rate and schedule of `full`, of every rule and of every other method are
-chosen on tuning federations of that suite; the controller runs at those of `full`. Scores are means
+suite of federations, rate and schedule of `full`, of the controller, of every rule and of every
+other method are chosen on tuning federations of that suite, from the same values. Scores are means
 of the last five evaluations of a run. Finished parts are files in WORK: a stopped table goes on
 where it was.
 """
@@ -31,6 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import across_page
+from benchmarks.across_page import MINE
 from fedjax_sim.engine import episode as episodes
 from fedjax_sim.engine.episode import Length, Scores
 from fedjax_sim.experiment import Experiment
@@ -70,6 +71,21 @@ RULES = {
     "few < 2.5 keep head after 0.8": f"keep_head: effective_classes<2.5 & {LAST_FIFTH}",
     "many > 2.5 keep head after 0.8": f"keep_head: effective_classes>2.5 & {LAST_FIFTH}",
 }
+# Rules that save bytes, beside RULES where bytes are part of the goal: a participant exchanges only
+# heads, or nothing.
+HEADS = "keep_backbone: {0}; withhold_backbone: {0}"
+NOTHING = f"{HEADS}; keep_head: {{0}}; withhold_head: {{0}}"
+WHEN = (
+    "chance<0.25", "chance<0.5", "chance<0.75", "relative_staleness<0.4", "relative_staleness<0.6",
+    "relative_size<0.5", "relative_size<0.8", "effective_classes<2.5", "progress>0.5",
+    "progress<0.3",
+)  # fmt: skip
+FRUGAL = {
+    f"{name} if {when}": rule.format(when)
+    for name, rule in (("heads", HEADS), ("nothing", NOTHING))
+    for when in WHEN
+}
+FEWER = (0.5, 0.75)  # shares of the rounds in which `full` may stop, with a schedule of its own
 METHODS = ("fedper", "ditto", "fedrod")
 CONFIG = Experiment.of(
     "fedpolicy",
@@ -115,12 +131,13 @@ RULE = dict(options={"agent": "rule", "rule": RULES["backbone after 0.8"]})
 
 def rule_agents(names: Iterable[str]) -> Any:
     """Boxes [P, …] of rules."""
-    return jax.tree.map(lambda *a: np.stack(a), *[boxes(RULES[name], 1) for name in names])
+    known = RULES | FRUGAL
+    return jax.tree.map(lambda *a: np.stack(a), *[boxes(known[name], 1) for name in names])
 
 
-def tuned_rules(table: Table) -> dict[str, Any]:
+def tuned_rules(table: Table, names: Iterable[str]) -> dict[str, Any]:
     """Scores of every rule at every rate and schedule on the tuning federations."""
-    pairs = [(name, rate) for name in RULES for rate in RATES]
+    pairs = [(name, rate) for name in names for rate in RATES]
     out = {}
     for schedule in SCHEDULES:
         found = table.scores(
@@ -140,8 +157,46 @@ def tuned_method(table: Table, method: str) -> dict[str, Any]:
     return out
 
 
+def tuned_controller(table: Table, goal: str, parameters: np.ndarray) -> dict[str, Any]:
+    """Scores of a trained controller, at as many rates and schedules as the rules have."""
+    out = {}
+    for schedule in SCHEDULES:
+        values = np.repeat(parameters[None], len(RATES), 0)
+        found = table.scores({}, schedule, values, RATES, "agent.parameters", TUNING)
+        out |= {f"{goal}|{r}|{schedule}": means(found, i) for i, r in enumerate(RATES)}
+    return out
+
+
+def shorter(table: Table, share: float) -> Table:
+    """The same suite with fewer rounds."""
+    length = Length(round(share * table.problem.length.rounds))
+    return dataclasses.replace(table, problem=dataclasses.replace(table.problem, length=length))
+
+
+def in_part(scores: Scores, share: float) -> Scores:
+    """Scores of shorter runs: bytes count as a share of those of all rounds."""
+    return scores._replace(down=share * scores.down, up=share * scores.up)
+
+
+def tuned_shorter(table: Table) -> dict[str, Any]:
+    """Scores of `full` in fewer rounds, at every rate and schedule."""
+    out = {}
+    for share in FEWER:
+        for schedule in SCHEDULES:
+            values = rule_agents(["full"] * len(RATES))
+            found = shorter(table, share).scores(RULE, schedule, values, RATES, "agent", TUNING)
+            found = in_part(found, share)
+            out |= {f"{share}|{r}|{schedule}": means(found, i) for i, r in enumerate(RATES)}
+    return out
+
+
 def means(scores: Scores, i: int) -> dict[str, float]:
     return {k: float(np.nan_to_num(v[:, i]).mean()) for k, v in scores._asdict().items()}
+
+
+def costly(goal: str) -> bool:
+    """Whether bytes are part of the goal."""
+    return "bytes" in evolve.parse_goal(goal)
 
 
 def best(tuned: dict[str, dict[str, float]], goal: str, keep: Callable) -> tuple[str, float, str]:
@@ -158,29 +213,37 @@ class Entry:
 
     goal: str
     row: str
-    kind: str  # controller, rule, agent or method
+    kind: str  # controller, rule, fewer (rounds of `full`), agent or method
     name: str
     rate: float
     schedule: str
 
+    @property
+    def label(self) -> str:
+        return f"full, {float(self.name):.0%} of the rounds" if self.kind == "fewer" else self.name
+
 
 def entries_of(tuned: dict[str, Any], goals: Iterable[str], methods: Iterable[str]) -> list[Entry]:
-    """For every goal: the controller and SAC at the rate of `full`, the best rule, the methods."""
+    """For every goal: `full`, the controller, the best rule and the methods, each at the rate and
+    schedule that are best for it; SAC at those of `full`."""
     out = []
     for goal in goals:
-        _, rate, schedule = best(tuned, goal, lambda name: name == "full")
-        at = (rate, schedule)
-        out += [Entry(goal, "full", "rule", "full", *at)]
-        out += [Entry(goal, "trained across federations", "controller", goal, *at)]
+        chosen = lambda keep, goal=goal: best(tuned, goal, keep)
+        full = chosen(lambda name: name == "full")
+        rules = {*RULES, *FRUGAL} - {"full"}
         out += [
-            Entry(
-                goal, "best rule", "rule", *best(tuned, goal, lambda n: n in RULES and n != "full")
-            )
+            Entry(goal, "full", "rule", *full),
+            Entry(goal, MINE, "controller", *chosen(lambda name, goal=goal: name == goal)),
+            Entry(goal, "best rule", "rule", *chosen(lambda name: name in rules)),
         ]
+        if costly(goal):
+            some = [str(share) for share in FEWER]
+            fewer = chosen(lambda name: name in some)
+            out += [Entry(goal, "full, fewer rounds", "fewer", *fewer)]
         if methods:
-            out += [Entry(goal, "SAC, as published", "agent", "sac", *at)]
+            out += [Entry(goal, "SAC, as published", "agent", "sac", *full[1:])]
         for method in methods:
-            out += [Entry(goal, method, "method", *best(tuned, goal, lambda n, m=method: n == m))]
+            out += [Entry(goal, method, "method", *chosen(lambda name, m=method: name == m))]
     return out
 
 
@@ -190,21 +253,26 @@ def run_entries(
     """Scores [F] of every entry on the held-out federations; entries of one program together."""
     groups: dict[tuple, list[Entry]] = {}
     for entry in entries:
-        program = entry.name if entry.kind in ("method", "agent") else ""
+        program = entry.name if entry.kind in ("method", "agent", "fewer") else ""
         groups.setdefault((entry.kind, program, entry.schedule), []).append(entry)
     out = {}
     for (kind, program, schedule), some in groups.items():
-        values, how, parts = None, {}, "agent"
+        values, how, parts, where = None, {}, "agent", table
         if kind == "controller":
             values, parts = np.stack([trained[entry.name] for entry in some]), "agent.parameters"
         elif kind == "rule":
             values, how = rule_agents(entry.name for entry in some), RULE
+        elif kind == "fewer":
+            values, how = rule_agents("full" for _ in some), RULE
+            where = shorter(table, float(program))
         elif kind == "agent":
             how = dict(options={"agent": program})
         else:
             how = dict(method=program, options={})
         rates = [entry.rate for entry in some]
-        found = table.scores(how, schedule, values, rates, parts, HELD_OUT)
+        found = where.scores(how, schedule, values, rates, parts, HELD_OUT)
+        if kind == "fewer":
+            found = in_part(found, float(program))
         for i, entry in enumerate(some):
             out[entry] = jax.tree.map(lambda a, i=i: a[:, i], found)
     return out
@@ -220,7 +288,7 @@ def paired(found: dict[Entry, Any], goal: str) -> dict[str, Any]:
             jax.tree.map(np.subtract, scores, rows[other][1]), mixture
         )
         out[row] = dict(
-            setting=f"{entry.name}, lr {entry.rate:g}, {entry.schedule}",
+            setting=f"{entry.label}, lr {entry.rate:g}, {entry.schedule}",
             means={k: float(v.mean()) for k, v in scores._asdict().items()},
             over_full=less("full"),
             over_rule=less("best rule"),
@@ -267,19 +335,30 @@ def score(args: argparse.Namespace) -> None:
     start_jax(CONFIG)
     for suite in args.suites or SUITES:
         table, stem = table_of(suite, args), suite.replace(" ", "-")
-        tuned = kept(args.work / f"tuned-{stem}.json", lambda t=table: tuned_rules(t))
         methods = METHODS if suite in args.with_methods else ()
-        for method in methods:
-            tuned |= kept(
-                args.work / f"tuned-{stem}-{method}.json",
-                lambda t=table, m=method: tuned_method(t, m),
-            )
+        for goal, parameters in trained.items():
+            tuned = tuned_for(table, stem, goal, parameters, methods, args.work)
 
-        def rows(table: Table = table, tuned: Any = tuned, methods: Any = methods) -> Any:
-            found = run_entries(table, entries_of(tuned, trained, methods), trained)
-            return {goal: paired(found, goal) for goal in trained}
+            def rows(goal: str = goal, table: Table = table, tuned: Any = tuned) -> Any:
+                return paired(run_entries(table, entries_of(tuned, [goal], methods), trained), goal)
 
-        kept(args.work / f"scores-{stem}.json", rows)
+            kept(args.work / f"scores-{stem}--{goal}.json", rows)
+
+
+def tuned_for(
+    table: Table, stem: str, goal: str, parameters: np.ndarray, methods: Iterable[str],
+    work: pathlib.Path,
+) -> dict[str, Any]:  # fmt: skip
+    """Scores on the tuning federations of all that is compared for a goal."""
+    path = lambda what: work / f"tuned-{stem}{what}.json"
+    tuned = kept(path(""), lambda: tuned_rules(table, RULES))
+    tuned |= kept(path(f"--{goal}"), lambda: tuned_controller(table, goal, parameters))
+    if costly(goal):
+        tuned |= kept(path("-frugal"), lambda: tuned_rules(table, FRUGAL))
+        tuned |= kept(path("-shorter"), lambda: tuned_shorter(table))
+    for method in methods:
+        tuned |= kept(path(f"-{method}"), lambda m=method: tuned_method(table, m))
+    return tuned
 
 
 # ---- transfer, selection, speed ------------------------------------------------------------------
@@ -319,7 +398,7 @@ def transfer(args: argparse.Namespace) -> None:
                 at = best(tuned, goal, lambda name: True)[1:]
                 entries += [Entry(goal, "full", "rule", "full", *at)]
                 entries += [Entry(goal, "best rule", "rule", "backbone after 0.8, taken", *at)]
-                entries += [Entry(goal, "trained across federations", "controller", goal, *at)]
+                entries += [Entry(goal, MINE, "controller", goal, *at)]
             found = run_entries(table, entries, trained)
             return {goal: paired(found, goal) for goal in trained}
 
@@ -345,7 +424,7 @@ def selection(args: argparse.Namespace) -> None:
         "power of choice": (base | dict(transforms=("power_of_choice",)), None),
         "longest away first": (policy, alone(3)),  # rules: a weight on one feature alone
         "most even labels first": (policy, alone(4)),
-        "trained across federations": (policy, parameters),
+        MINE: (policy, parameters),
     }
     for suite, data in {"other seeds": "mnist|fashion_mnist", "CIFAR-10": "cifar10"}.items():
         problem = Problem(

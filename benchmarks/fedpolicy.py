@@ -116,7 +116,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         out |= dict(
             stages=stages,
             controller_share=stages["controller"] / whole,
-            controller_and_orders_share=(stages["controller"] + stages["orders"]) / whole,
+            controller_and_plan_share=(stages["controller"] + stages["plan"]) / whole,
         )
     return out
 
@@ -162,7 +162,7 @@ def main() -> None:
             print(f"  {name:30s} {1e3 * seconds:10.2f} ms")
         print(
             f"controller's share of the round: {100 * out['controller_share']:.2f} % learning,"
-            f" {100 * out['controller_and_orders_share']:.2f} % with sampling, observing and acting"
+            f" {100 * out['controller_and_plan_share']:.2f} % with sampling, observing and acting"
             " (paper: 0.10 %)"
         )
     if args.json:

@@ -9,7 +9,7 @@ Four goals: accuracy of the global model (mean of the last evaluations), mean of
 models, their worst tenth, and accuracy of the global model when half of the bytes of `full` are
 spent. Learning rates (of `full`, constant and cosine, and of every baseline) and the best rule of a
 goal are chosen on federations of their own, made of other images. Finished runs are lines of
-headroom-SCALE.jsonl: a stopped table goes on where it was. Written: headroom.json and headroom.md.
+headroom-SCALE.jsonl: a stopped table resumes where it was. Written: headroom.json and headroom.md.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ clients of the accuracy of their composed models on the common test set, over th
 differences are to `compliant` (the largest depth and epochs within budget), seed by seed.
 
 Best fixed: one pass of coordinate descent over the clients on federations of other seeds; for each
-client first the depth, then the epochs. `late` counts the (client, round) pairs beyond a budget in
-the last third of the rounds.
+client first the depth, then the epochs. `exceeded` counts the (client, round) pairs beyond a
+budget, `last_third` those in the last third of the rounds.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def run_seed(
     accuracy, log = compiled.run(fed, seed, scale["last"])
     over = log["exceed_compute"] + log["exceed_comm"]
     last_third = over[-len(over) // 3 :]
-    return dict(accuracy=accuracy, exceeded=int(over.sum()), late=int(last_third.sum()))
+    return dict(accuracy=accuracy, exceeded=int(over.sum()), last_third=int(last_third.sum()))
 
 
 # ---- the best fixed actions ----------------------------------------------------------------------
@@ -134,13 +134,13 @@ def fixed_rows(
     score = lambda pairs: float(
         np.mean([fixed.accuracy(fed, TUNING + i, pairs) for i, fed in enumerate(tuning)])
     )
-    if "told" not in results:
-        results["told"] = best_fixed(scale, score, results, save)
+    if "best_fixed_actions" not in results:
+        results["best_fixed_actions"] = best_fixed(scale, score, results, save)
         del results["choosing"]
         save()
-    pairs = [(float(c), int(b)) for c, b in results["told"]]
+    pairs = [(float(c), int(b)) for c, b in results["best_fixed_actions"]]
     return [
-        dict(accuracy=fixed.accuracy(fed, seed, pairs), exceeded=0, late=0)
+        dict(accuracy=fixed.accuracy(fed, seed, pairs), exceeded=0, last_third=0)
         for seed, fed in enumerate(feds)
     ]
 
@@ -175,14 +175,22 @@ def lines(found: dict[str, Any], scale: str) -> list[str]:
            " docstring for the setting. Accuracy of the clients' composed models on the common"
            " test set; paired differences with 95 % intervals over seeds."]  # fmt: skip
     for name, results in found.items():
-        policies = {p: v for p, v in results.items() if p not in ("told", "choosing") and v}
+        policies = {
+            p: v for p, v in results.items() if p not in ("best_fixed_actions", "choosing") and v
+        }
         accuracy = {p: [one["accuracy"] for one in v] for p, v in policies.items()}
         rows = small.table(accuracy, "compliant")
-        out += ["", f"## {name}", "", rows[0] + " exceeded | late |", rows[1] + "---|---|"]
+        out += [
+            "",
+            f"## {name}",
+            "",
+            rows[0] + " exceeded | in the last third |",
+            rows[1] + "---|---|",
+        ]
         for line, values in zip(rows[2:], policies.values(), strict=True):
             mean = lambda key, values=values: np.mean([one[key] for one in values])
-            out.append(f"{line} {mean('exceeded'):.0f} | {mean('late'):.1f} |")
-        pairs = ", ".join(f"{c:g}/{b}" for c, b in results.get("told", []))
+            out.append(f"{line} {mean('exceeded'):.0f} | {mean('last_third'):.1f} |")
+        pairs = ", ".join(f"{c:g}/{b}" for c, b in results.get("best_fixed_actions", []))
         if pairs:
             out += ["", f"Best fixed, epochs/layers client by client: {pairs}."]
     return out

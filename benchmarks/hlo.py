@@ -100,7 +100,7 @@ class Instruction:
     name: str
     shape: str
     op: str
-    inside: str  # what stands in the brackets: operands, or the value of a constant
+    inside: str  # the text in the brackets: operands, or the value of a constant
     rest: str  # what follows: attributes, metadata, backend_config
     root: bool
 
@@ -336,7 +336,7 @@ class Cost:
     kernels: float = 0
     bytes: float = 0
     simple_bytes: float = 0
-    syncs: float = 0  # times that the host is asked before going on (GPU)
+    syncs: float = 0  # times that the GPU waits for the host
     touched: float = 0  # bytes as above, wherever they lie, of kernels
     fetched: float = 0  # and of copies beside them (TPU)
     # kernels of some size to which the compiler gives no cycles (TPU): gathers, calls of own

@@ -1,4 +1,4 @@
-"""Finished runs of a long table, a line of JSON each, so that a stopped table goes on where it
+"""Finished runs of a long table, a line of JSON each, so that a stopped table resumes where it
 was."""
 
 from __future__ import annotations

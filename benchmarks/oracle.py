@@ -8,6 +8,7 @@ objective is kept, until a sweep changes nothing (coordinate descent over the co
 
     objective = (1 − w) · loss of the average on the server's validation rows
                 + w · mean loss of the trained models on their clients' validation rows
+                + price · share of whole models that participants take and send
 
 It sees what no controller sees, so it bounds what one that looks a single round ahead can get
 (w = 0 for the global model, w = 1 for the clients' own); it is greedy over rounds, and no bound for
@@ -88,16 +89,25 @@ def average(env: Env, tried: Tried, old: Tree, start: Array, sends: Array) -> tu
     return jax.tree.map(mean, env.group_of(old), tried.outcomes.stacked, old), total
 
 
-def objective(env: Env, tried: Tried, old: Tree, weight: Array) -> Callable[[Array], Array]:
+def objective(
+    env: Env, tried: Tried, old: Tree, weight: Array, price: float = 0.0
+) -> Callable[[Array], Array]:
     """choice [M] of pairs -> what is made as small as possible."""
     start, sends = (jnp.asarray(a) for a in options(env))
     rows = env.fed.server_rows["val"]
+    floats = jnp.asarray(env.group_floats(old), env.dtype)
 
     def value(choice: Array) -> Array:
+        members = jnp.arange(choice.shape[0])
         net = average(env, tried, old, start[choice], sends[choice])[0]
         common = mean_loss(env, net, rows, jnp.int32(rows.shape[0]))
-        own = tried.own[start[choice], jnp.arange(choice.shape[0])].mean()
-        return (1 - weight) * common + weight * own
+        own = tried.own[start[choice], members].mean()
+        if not price:
+            return (1 - weight) * common + weight * own
+        moved = (tried.takes[start[choice], members] + sends[choice]) @ floats  # [M]
+        sent = jnp.where(tried.weights > 0, moved, 0).sum() / (2 * floats.sum())
+        traffic = sent / jnp.maximum((tried.weights > 0).sum(), 1)
+        return (1 - weight) * common + weight * own + price * traffic
 
     return value
 
@@ -152,22 +162,28 @@ def carried_out(
 
 def oracle_round(sim: Simulation, state: State, data: Data, weight: Any) -> tuple[State, dict]:
     """(the next State, the log) of a round with the oracle's choice; weight: w of the objective."""
-    r = dataclasses.replace(sim.stages, stacks=True)
-    env = sim.open(data)
-    round_plan = sim.plan_round(state, data)
+    return decided(sim.stages, sim.open(data), state, sim.plan_round(state, data), weight)
+
+
+def decided(
+    r: Round, env: Env, state: State, round_plan: RoundPlan, weight: Any, price: float = 0.0
+) -> tuple[State, dict]:
+    """(the next State, the log) of a planned round with the oracle's choice."""
+    r = dataclasses.replace(r, stacks=True)
     tried = try_all(r, env, state, round_plan)
-    value = objective(env, tried, state.server.net, weight)
+    value = objective(env, tried, state.server.net, weight, price)
     choice = search(value, round_plan.slots.ctx.id.shape[0], len(options(env)[0]))
     round_plan, outcome = carried_out(env, state, round_plan, tried, choice)
     server, _, log = stages.aggregate(r, env, state, round_plan, outcome)
     log |= dict(choice=choice, observed=round_plan.observed)
-    log["joined"] = state.clients.own.joined[round_plan.slots.ctx.id]
+    log |= dict(take=round_plan.slots.plan.take, send=round_plan.slots.plan.send)
+    log |= dict(joined=state.clients.own.joined[round_plan.slots.ctx.id], weight=tried.weights)
     return State(state.t + 1, state.key, server, outcome.clients, state.agent), log
 
 
 def branches(sim: Simulation, state: State, data: Data, horizon: int) -> Array:
-    """[horizon] accuracy of the global model, oracle minus `full`, if both go on with `full` after
-    the first round."""
+    """[horizon] accuracy of the global model, oracle minus `full`, if both continue with `full`
+    after the first round."""
 
     def follow(state: State) -> Array:
         def one(state: State, _: Any) -> tuple:

@@ -100,7 +100,7 @@ def measure(
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result for people."""
+    """The result as text."""
     lines = [
         f"{'':8} {'old s':>9} {'new s':>9} {'best':>6}   {'new ÷ old: median [interval]':40} "
         f"{'compile s old, new':>18} {'peak MB old, new':>17}"

@@ -281,7 +281,7 @@ def say(text: str) -> None:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result for people."""
+    """The result as text."""
     ratios = {(r["workload"], r["peer"]): r for r in result["ratios"]}
     lines = [
         f"{'':4} {'peer':12} {'best s':>9} {'median s':>9} {'compile s':>9} {'peak MB':>8} "

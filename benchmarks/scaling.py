@@ -230,7 +230,7 @@ def in_own_process(point: Point) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-# ---- for people ----------------------------------------------------------------------------------
+# ---- as text -------------------------------------------------------------------------------------
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         f"{'axis':8} {'point':22} {'method':16} {'rounds/s':>9} {'ms/round':>9} {'ms/step':>8}"

@@ -309,7 +309,7 @@ def measure(name: str, pairs: int, pythons: dict[str, str]) -> dict[str, Any]:
     )
 
 
-def main(words: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -324,7 +324,7 @@ def main(words: list[str] | None = None) -> None:
     )
     parser.add_argument("--json", default="", metavar="FILE")
     parser.add_argument("--serve", choices=tuple(PEERS), help=argparse.SUPPRESS)
-    options = parser.parse_args(words)
+    options = parser.parse_args(argv)
     names = options.tasks.split(",")
     if wrong := [name for name in names if name not in JOBS]:
         raise SystemExit(f"unknown task '{wrong[0]}'; allowed: {', '.join(JOBS)}")

@@ -3,11 +3,13 @@ them up to date."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import pathlib
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -20,15 +22,15 @@ from fedjax_sim import methods  # noqa: E402
 METHODS_HEAD = """# The methods
 
 Every method with its equations, what travels, what a client keeps and what is evaluated, as its
-own file says it. Options are given as `--set METHOD.OPTION=VALUE` or as keywords of
-`fedjax_sim.run`. Made by `python docs/generate.py`.
+own file has them. Options are given as `--set METHOD.OPTION=VALUE` or as keywords of
+`fedjax_sim.run`. Written by `python docs/generate.py`.
 
 Wire: floats per participant and round; |w| the model, |φ| the backbone, |ψ| the head, C classes,
 d feature width.
 """
 API_HEAD = """# The Python interface
 
-Everything that `import fedjax_sim as fs` offers, from the docstrings. Made by
+Everything that `import fedjax_sim as fs` offers, from the docstrings. Written by
 `python docs/generate.py`. What a method is written with (`fedjax_sim.hooks`, `.local`, `.plans`,
 `.types`): `docs/add-a-method.md`.
 """
@@ -56,25 +58,24 @@ def section(names: list[str]) -> str:
     lines = [f"## {', '.join(f'`{name}`' for name in names)}", "", "```text", text, "```", ""]
     for name in names:
         method = methods.method_class(name)
-        shown = ", ".join(option(one) for one in dataclasses.fields(method)) or "none"
-        lines.append(
-            f"* `{name}`, in Python `fs.{method.__name__}`: {methods.METHODS[name]}. Options:"
-            f" {shown}."
-        )
+        lines += [f"`{name}`, in Python `fs.{method.__name__}`: {methods.METHODS[name]}.", ""]
+        if options := [option(one) for one in dataclasses.fields(method)]:
+            lines += ["| option | default | allowed | |", "|---|---|---|---|", *options, ""]
         more = (inspect.getdoc(method) or "").split("\n\n", 1)[1:]
         if more:
-            lines.append(f"  {' '.join(more[0].split())}")
-    return "\n".join([*lines, ""])
+            lines += [*textwrap.wrap(" ".join(more[0].split()), 100), ""]
+    return "\n".join(lines)
 
 
 def option(one: dataclasses.Field) -> str:
-    """An option with its default, what it means and what it may be."""
+    """An option as a row of the table: its default, what it may be and what it means."""
     limits = limits_of(one)
-    words = [limits.help, " or ".join(limits.choices)]
+    allowed = ", ".join((*limits.choices, *limits.words))
     if any(bound is not None for bound in (limits.ge, limits.gt, limits.le)):
-        words.append(allowed_range(limits))
-    notes = "; ".join(word for word in words if word)
-    return f"`{one.name}={one.default}`" + (f" ({notes})" if notes else "")
+        allowed = ", ".join(part for part in (allowed_range(limits), allowed) if part)
+    default = f"`{one.default}`" if one.default != "" else ""
+    cells = (f"`{one.name}`", default, allowed, limits.help)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 # ---- api.md --------------------------------------------------------------------------------------
@@ -85,8 +86,17 @@ def api_page() -> str:
     )
 
 
+# what has no docstring of its own
+TEXTS = {
+    "Real": "Annotation of a field that is an argument of the compiled program:\n"
+    "another value needs no new program."
+}
+
+
 def entry(name: str, value: object) -> str:
-    """One name: how it is called, what it says of itself, and the methods of a class."""
+    """One name: its signature, its docstring, and the methods of a class."""
+    if name in TEXTS:
+        return "\n".join([f"## `{name}`", "", "```text", TEXTS[name], "```", ""])
     text = [inspect.getdoc(value) or ""]
     if inspect.isclass(value):
         call = f"class {name}"
@@ -137,13 +147,19 @@ def fields_of(value: type) -> str:
     """The fields of a record as its source has them, with their comments."""
     if not dataclasses.is_dataclass(value):
         return ""
-    known = "|".join(field.name for field in dataclasses.fields(value))
-    kept = [
-        line
-        for line in inspect.getsource(value).splitlines()
-        if re.match(rf"    (({known}): |# )", line)
-    ]
-    return "\n".join(line.removeprefix("    ") for line in kept)
+    source = inspect.getsource(value)
+    lines, known = source.splitlines(), {field.name for field in dataclasses.fields(value)}
+    out: list[str] = []
+    for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
+        if not isinstance(node, ast.AnnAssign) or ast.unparse(node.target) not in known:
+            continue
+        above = node.lineno - 1
+        while re.match(r"    # (?!---)", lines[above - 1]):
+            above -= 1
+        out += lines[above : node.lineno - 1]
+        whole = node.lineno == node.end_lineno
+        out.append(lines[node.lineno - 1] if whole else ast.unparse(node))
+    return "\n".join(line.removeprefix("    ") for line in out)
 
 
 def members(value: type) -> Iterator[tuple[str, str]]:

@@ -1,5 +1,7 @@
-"""Two methods, two seeds, the same draws: a table, files and a figure. python
-examples/compare_two.py [ROUNDS]"""
+"""Two methods, two seeds, the same draws: a table, files and a figure.
+
+python examples/compare_two.py [ROUNDS]
+"""
 
 import sys
 
@@ -22,6 +24,5 @@ for row in both.table():
         row["seed"],
         f"clients {row['client_acc_mean']:.3f}, worst tenth {row['client_acc_worst10']:.3f}",
     )
-print(
-    both.plot("compared/accuracy")
-)  # PNG and PDF; compare.csv, .json, .md and .tex are there already
+# PNG and PDF; compare.csv, .json, .md and .tex are there already
+print(both.plot("compared/accuracy"))

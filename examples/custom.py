@@ -1,4 +1,4 @@
-"""A method, a model, an agent and a dataset of one's own, by name on the command line:
+"""Your own method, model, agent and dataset, by name on the command line:
 
 fedjax-sim run gentle --dataset stripes --model narrow --import examples/custom.py
 fedjax-sim run fedpolicy --set fedpolicy.agent=coin --import examples/custom.py
@@ -24,8 +24,7 @@ def narrow(shape, classes, *, dtype, conv, width: int = 16):
 
 
 class Coin(agents.Uniform):
-    """Chooses at random; write `init`, `act` and `update` of your own here, see
-    agents/README.md."""
+    """Chooses at random. Write your own `init`, `act` and `update` here: agents/README.md."""
 
 
 def stripes():

@@ -1,4 +1,7 @@
-"""A method of one's own in ten lines, beside FedAvg: python examples/custom_method.py [ROUNDS]"""
+"""Your own method in ten lines, compared with FedAvg.
+
+python examples/custom_method.py [ROUNDS]
+"""
 
 import sys
 
@@ -9,8 +12,8 @@ from fedjax_sim.local import local_sgd
 
 
 class ByLoss(fs.Method):
-    """FedAvg that weighs clients by their training loss: who is worst off counts most (power 0:
-    everybody alike)."""
+    """FedAvg that weighs clients by their training loss: the largest loss counts most (power 0:
+    equal weights)."""
 
     power: fs.Real = fs.field(1.0, ge=0)
 

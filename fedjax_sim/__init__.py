@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.3.0"
 
-if (
-    TYPE_CHECKING
-):  # for editors and type checkers; classes of methods and transforms are found by `_classes`
+# for editors and type checkers; classes of methods and transforms are found by `_classes`
+if TYPE_CHECKING:
     from fedjax_sim.api import (
         Comparison,
         Result,
@@ -93,87 +92,47 @@ if (
     from fedjax_sim.transforms.server_optimizer import ServerOptimizer as ServerOptimizer
     from fedjax_sim.transforms.topk import TopK as TopK
 
-# imported on first use: the command line's help must not wait for JAX
-_HOME = {
-    "Experiment": "experiment",
-    "Federation": "data.federation",
-    "federate": "data.protocols",
-    "simulate": "engine.simulation",
-    "UserError": "errors",
-    "make_method": "methods",
-    "register": "methods",
-    "register_transform": "transforms",
-    "build": "models",
-    "from_module": "models",
-    "register_model": "models",
-    "register_metric": "metrics",
-    "Metric": "metrics.base",
-    "register_dataset": "data.sources",
-    "register_loss": "local.losses",
-    "register_task": "tasks",
-    "Task": "tasks",
-    "register_agent": "api",
-    "Exported": "runner.export",
-    "export": "runner.export",
-    "load_model": "runner.export",
-    "Comparison": "api",
-    "compare": "api",
-    "Step": "api",
-    "rounds": "api",
-    "sweep": "api",
-    "Method": "hooks",
-    "Real": "fields",
-    "field": "fields",
-    "Result": "api",
-    "resume": "api",
-    "run": "api",
-    "prepare": "runner.prepare",
-    "run_seeds": "runner.many",
-    "run_values": "runner.many",
-    "Segment": "runner.sinks",
-    "Sink": "runner.sinks",
-    "save_net": "runner.weights",
+# module -> names imported from it on first use: the command line's help must not wait for JAX
+_FROM = {
+    "api": (
+        "Comparison",
+        "Result",
+        "Step",
+        "compare",
+        "register_agent",
+        "resume",
+        "rounds",
+        "run",
+        "sweep",
+    ),
+    "data.federation": ("Federation",),
+    "data.protocols": ("federate",),
+    "data.sources": ("register_dataset",),
+    "engine.simulation": ("simulate",),
+    "errors": ("UserError",),
+    "experiment": ("Experiment",),
+    "fields": ("Real", "field"),
+    "hooks": ("Method",),
+    "local.losses": ("register_loss",),
+    "methods": ("make_method", "register"),
+    "metrics": ("register_metric",),
+    "metrics.base": ("Metric",),
+    "models": ("build", "from_module", "register_model"),
+    "runner.export": ("Exported", "export", "load_model"),
+    "runner.many": ("run_seeds", "run_values"),
+    "runner.prepare": ("prepare",),
+    "runner.sinks": ("Segment", "Sink"),
+    "runner.weights": ("save_net",),
+    "tasks": ("Task", "register_task"),
+    "transforms": ("register_transform",),
 }
-__all__ = [
-    "Comparison",
-    "Experiment",
-    "Exported",
-    "Federation",
-    "Method",
-    "Metric",
-    "Real",
-    "Result",
-    "Segment",
-    "Sink",
-    "Step",
-    "Task",
-    "UserError",
-    "build",
-    "compare",
-    "export",
-    "federate",
-    "field",
-    "from_module",
-    "load_model",
-    "make_method",
-    "prepare",
-    "register",
-    "register_agent",
-    "register_dataset",
-    "register_loss",
-    "register_metric",
-    "register_model",
-    "register_task",
-    "register_transform",
-    "resume",
-    "rounds",
-    "run",
-    "run_seeds",
-    "run_values",
-    "save_net",
-    "simulate",
-    "sweep",
-]
+_HOME = {name: module for module, names in _FROM.items() for name in names}
+__all__ = ["Comparison", "Experiment", "Exported", "Federation", "Method", "Metric", "Real"]
+__all__ += ["Result", "Segment", "Sink", "Step", "Task", "UserError", "build", "compare", "export"]
+__all__ += ["federate", "field", "from_module", "load_model", "make_method", "prepare", "register"]
+__all__ += ["register_agent", "register_dataset", "register_loss", "register_metric"]
+__all__ += ["register_model", "register_task", "register_transform", "resume", "rounds", "run"]
+__all__ += ["run_seeds", "run_values", "save_net", "simulate", "sweep"]
 
 
 def _classes() -> dict[str, str]:

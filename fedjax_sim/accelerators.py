@@ -1,10 +1,9 @@
 """Compile for a device that this machine does not have: its compiler is asked, the program is never
 run.
 
-    device = target_device("v5e")                          # or "v5e:2x4", "v5p", "v6e", "h100",
-                                        "a100", "h100:8"
-    program = compile_for(device, fn, (state, data))       # `fn` as users run it, its first
-    argument donated program.memory_analysis(), program.as_text()
+    device = target_device("v5e")  # or "v5e:2x4", "v5p", "v6e", "h100", "a100", "h100:8"
+    program = compile_for(device, fn, (state, data))  # donates the first argument, as in a run
+    program.memory_analysis(), program.as_text()
 
 The compilers come with the extra `[aot]`. What they say is a cost model, not a stopwatch.
 """
@@ -18,9 +17,18 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.errors import UserError, first_line, unknown
+
+if TYPE_CHECKING:  # JAX is imported when its environment is set
+    import jax
+    from jax.stages import Compiled
+
+    from fedjax_sim.engine.layout import Layout
+    from fedjax_sim.engine.records import Data
+    from fedjax_sim.engine.simulation import Simulation
+    from fedjax_sim.types import State, Tree
 
 GB = 1e9
 INSTALL = "pip install 'fedjax-sim[aot]'"
@@ -68,39 +76,24 @@ class Kind:
     text: str = ""  # the description that a GPU's compiler wants
 
 
-H100 = _GPU.format(
-    shared=233472,
-    cores=132,
-    fpus=128,
-    bandwidth=3352320000000,
-    cache=52428800,
-    clock=1.98,
-    memory=84978434048,
-    optin=232448,
-    major=9,
-    name="NVIDIA H100 80GB HBM3",
-)
-A100 = _GPU.format(
-    shared=167936,
-    cores=108,
-    fpus=64,
-    bandwidth=2039000000000,
-    cache=41943040,
-    clock=1.41,
-    memory=84987740160,
-    optin=166912,
-    major=8,
-    name="NVIDIA A100-SXM4-80GB",
-)
+def _gpu(
+    title: str, memory: int, bandwidth: int, clock: float, peak: float, **chip: int | str
+) -> Kind:
+    text = _GPU.format(memory=memory, bandwidth=bandwidth, clock=clock, **chip)
+    return Kind(title, "cuda", "1", memory, float(bandwidth), clock * 1e9, peak, text)
+
+
+H100: dict[str, Any] = dict(cores=132, fpus=128, shared=233472, optin=232448, cache=52428800)
+H100 |= dict(major=9, name="NVIDIA H100 80GB HBM3")
+A100: dict[str, Any] = dict(cores=108, fpus=64, shared=167936, optin=166912, cache=41943040)
+A100 |= dict(major=8, name="NVIDIA A100-SXM4-80GB")
 
 DEVICES: dict[str, Kind] = {
     "v5e": Kind("TPU v5e", "tpu", "2x2", 15.75 * 2**30, 819 * GB, 1.5e9, 197e12),
     "v5p": Kind("TPU v5p", "tpu", "2x2x1", 95.74 * 2**30, 2765 * GB, 1.75e9, 459e12),
     "v6e": Kind("TPU v6e", "tpu", "2x2", 31.25 * 2**30, 1640 * GB, 1.75e9, 918e12),
-    "h100": Kind("NVIDIA H100 SXM", "cuda", "1", 84978434048, 3352.32 * GB, 1.98e9, 989e12, H100),
-    "a100": Kind(
-        "NVIDIA A100 SXM 80 GB", "cuda", "1", 84987740160, 2039 * GB, 1.41e9, 312e12, A100
-    ),
+    "h100": _gpu("NVIDIA H100 SXM", 84978434048, 3352320000000, 1.98, 989e12, **H100),
+    "a100": _gpu("NVIDIA A100 SXM 80 GB", 84987740160, 2039000000000, 1.41, 312e12, **A100),
 }
 
 
@@ -110,7 +103,7 @@ class Device:
 
     name: str  # as it was asked for: v5e, v5e:2x4, h100
     kind: Kind
-    devices: tuple[Any, ...]  # of JAX; one, unless a topology was named
+    devices: tuple[jax.Device, ...]  # of JAX; one, unless a topology was named
 
     @property
     def platform(self) -> str:
@@ -153,7 +146,7 @@ def quiet_environment(on_cpu: bool = True) -> None:
             "TPU_STDERR_LOG_LEVEL": "3",
             "TPU_MIN_LOG_LEVEL": "3",
             # nobody uses a chip: several processes may compile at a time
-            "ALLOW_MULTIPLE_LIBTPU_LOAD": ("1"),
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         }
     for variable, value in wanted.items():
         os.environ.setdefault(variable, value)
@@ -179,8 +172,8 @@ def target_device(name: str) -> Device:
             raise UserError(
                 f"device '{name}' needs the compiler of {kind.title}; install it with: {INSTALL}"
             ) from None
-        first = (str(problem).splitlines() or [type(problem).__name__])[0]
-        raise UserError(f"the compiler for {kind.title} refuses device '{name}': {first}") from None
+        why = first_line(problem) or type(problem).__name__
+        raise UserError(f"the compiler for {kind.title} refuses device '{name}': {why}") from None
     return Device(name, kind, tuple(found.devices) if topology else (found.devices[0],))
 
 
@@ -200,7 +193,7 @@ def installed(platform: str) -> bool:
     return False
 
 
-def abstract(tree: Any, sharding: Any) -> Any:
+def abstract(tree: Tree, sharding: Tree) -> Tree:
     """Shapes of a tree of arrays, numbers or shapes, as arguments that live in `sharding` (one, or
     a tree of them)."""
     import jax
@@ -215,7 +208,7 @@ def abstract(tree: Any, sharding: Any) -> Any:
     return jax.tree.map(one, tree, sharding)
 
 
-def compile_for(device: Device, fn: Callable, arguments: tuple, donate: bool = True) -> Any:
+def compile_for(device: Device, fn: Callable, arguments: tuple, donate: bool = True) -> Compiled:
     """`jax.jit(fn, donate_argnums=0)` compiled for `device`; the arguments are shapes
     (`abstract`)."""
     import jax
@@ -248,7 +241,7 @@ def no_cache_on_disk() -> Iterator[None]:
 
 
 # ---- a simulation's programs ---------------------------------------------------------------------
-def layout_on(device: Device, cohort: int, chunk: int = 0) -> Any:
+def layout_on(device: Device, cohort: int, chunk: int = 0) -> Layout:
     """The layout of a run on `device`: the cohort side by side, shared out where there are several
     devices."""
     import numpy as np
@@ -263,7 +256,7 @@ def layout_on(device: Device, cohort: int, chunk: int = 0) -> Any:
     return Layout(chunk, Mesh(np.array(device.devices), (CLIENTS,), axis_types=(AxisType.Auto,)))
 
 
-def state_like(sim: Any, net: Any) -> Any:
+def state_like(sim: Simulation, net: Tree) -> State:
     """Shapes of a simulation's State; nothing is computed."""
     import jax
     import jax.numpy as jnp
@@ -279,7 +272,7 @@ def state_like(sim: Any, net: Any) -> Any:
     return State(t, key, server, clients, () if agent is None else jax.eval_shape(agent.init, key))
 
 
-def placed(sim: Any, net: Any, device: Device) -> tuple[Any, Any]:
+def placed(sim: Simulation, net: Tree, device: Device) -> tuple[State, Data]:
     """(state, data) of a simulation as shapes that live on `device`, where its layout puts them."""
     from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 

@@ -7,7 +7,7 @@ import html
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedjax_sim.errors import UserError, lookup
 from fedjax_sim.experiment import Experiment
@@ -17,29 +17,34 @@ from fedjax_sim.experiment.settings import FOLLOW, NEVER, Data
 from fedjax_sim.experiment.tree import SETTINGS
 from fedjax_sim.hooks import Method
 from fedjax_sim.options import names, shown
-from fedjax_sim.report import comparison, plot, text
-from fedjax_sim.report.rows import Rows, as_html
+from fedjax_sim.report import comparison, text
+from fedjax_sim.report.notebook import Picture, Rows, as_html, picture
 from fedjax_sim.report.runs import write_order
 from fedjax_sim.report.tables import figures_of
 from fedjax_sim.runner import execute, many, run_directory
 from fedjax_sim.runner import result as results
+from fedjax_sim.runner.compilation import first_process
 from fedjax_sim.runner.files import exists
 from fedjax_sim.runner.many import Federations, ready
 from fedjax_sim.runner.prepare import Objects, Setup
-from fedjax_sim.runner.rounds import Step, steps_of
+from fedjax_sim.runner.result import Step, steps_of
 from fedjax_sim.runner.run_directory import RunDirectory
 from fedjax_sim.runner.sinks import SINKS, Callback, Segment, Sink, named
+
+if TYPE_CHECKING:
+    from fedjax_sim.data.federation import Federation
+    from fedjax_sim.types import Tree
 
 OF_DATA = [field.name for field in dataclasses.fields(Data) if "seed" not in field.name]
 OF_DATA.remove("unseen")
 
 
 class Result(results.Result):
-    """What a run leaves: evaluated rows, per-round rows, per-client counts, the summary, the final
-    State."""
+    """The results of a run: evaluated rows, rows of all rounds, counts per client, the summary, the
+    final State."""
 
     def table(self, which: str = "metrics") -> Rows:
-        """Rows as they stand in metrics.csv (evaluated rounds) or in rounds.csv ("rounds"): a list
+        """Rows as in metrics.csv (evaluated rounds) or in rounds.csv ("rounds"): a list
         that shows as a table."""
         return Rows(lookup("table", which, {"metrics": self.rows, "rounds": self.rounds}))
 
@@ -47,10 +52,10 @@ class Result(results.Result):
         """The same as a pandas.DataFrame."""
         return self.table(which).to_pandas()
 
-    def plot(self, path: str | pathlib.Path | None = None, against: str = "rounds") -> plot.Picture:
+    def plot(self, path: str | pathlib.Path | None = None, against: str = "rounds") -> Picture:
         """Accuracy against rounds or bytes: a picture that a notebook shows; path: also written, as
         PNG and PDF."""
-        return plot.curves([self], path, against)
+        return picture([self], path, against)
 
 
 def shown_result(found: results.Result) -> Result:
@@ -59,7 +64,7 @@ def shown_result(found: results.Result) -> Result:
 
 # ---- one run -------------------------------------------------------------------------------------
 def asked(
-    method: Any, settings: Mapping[str, Any], others: Sequence[str] = (), **objects: Any
+    method: str | Method, settings: Mapping[str, Any], others: Sequence[str] = (), **objects: Any
 ) -> tuple[Experiment, Objects]:
     """Keywords of `run` as an experiment, and the objects among them. others: methods whose options
     may stand there too."""
@@ -88,11 +93,11 @@ def asked(
 
 
 def set_up(
-    method: Any = "fedavg",
-    fed: Any = None,
+    method: str | Method = "fedavg",
+    fed: Federation | None = None,
     *,
     model: Any = None,
-    net: Any = None,
+    net: Tree | None = None,
     optimizer: Any = None,
     loss: Any = None,
     **settings: Any,
@@ -102,7 +107,9 @@ def set_up(
     return ready(*asked(method, settings, **objects))
 
 
-def sinks_of(callback: Callable[[Segment], Any] | None, log: str | Sequence[Any]) -> list[Sink]:
+def sinks_of(
+    callback: Callable[[Segment], Any] | None, log: str | Sequence[str | Sink]
+) -> list[Sink]:
     """A function and names or sinks as sinks."""
     items = names(log) if isinstance(log, str) else tuple(log)
     for item in items:
@@ -116,15 +123,15 @@ def sinks_of(callback: Callable[[Segment], Any] | None, log: str | Sequence[Any]
 
 
 def run(
-    method: Any = "fedavg",
-    fed: Any = None,
+    method: str | Method = "fedavg",
+    fed: Federation | None = None,
     *,
     out: str | pathlib.Path | None = None,
     progress: bool | None = None,
     callback: Callable[[Segment], Any] | None = None,
-    log: str | Sequence[Any] = (),
+    log: str | Sequence[str | Sink] = (),
     model: Any = None,
-    net: Any = None,
+    net: Tree | None = None,
     optimizer: Any = None,
     loss: Any = None,
     **settings: Any,
@@ -160,9 +167,9 @@ def resume(
     *,
     progress: bool | None = None,
     callback: Callable[[Segment], Any] | None = None,
-    log: str | Sequence[Any] = (),
-    fed: Any = None,
-    method: Any = None,
+    log: str | Sequence[str | Sink] = (),
+    fed: Federation | None = None,
+    method: Method | None = None,
     model: Any = None,
     optimizer: Any = None,
     loss: Any = None,
@@ -173,7 +180,7 @@ def resume(
     `rounds` may extend it.
 
     fed, method, model, optimizer, loss: what was given as an object when the run was started; it
-    must be the same. On fewer devices than before the run goes on with other rounding. say: where
+    must be the same. On fewer devices than before the run continues with other rounding. say: where
     remarks go (default: the standard error stream).
     """
     given = Objects(fed=fed, method=method, model=model, optimizer=optimizer, loss=loss)
@@ -181,7 +188,9 @@ def resume(
     return shown_result(execute.resume(path, rounds, given, progress=progress, **more))
 
 
-def rounds(method: Any = "fedavg", fed: Any = None, **settings: Any) -> Iterator[Step]:
+def rounds(
+    method: str | Method = "fedavg", fed: Federation | None = None, **settings: Any
+) -> Iterator[Step]:
     """The rounds of a run one by one: `for step in fs.rounds("fedavg", fed, rounds=3):
     step.uploads`.
 
@@ -217,11 +226,8 @@ class Comparison:
     def _repr_html_(self) -> str:
         """The same in a notebook: a table, and below it what a reader must not miss."""
         summaries = self.summaries
-        said = [
-            *text.rows_lines(summaries),
-            *(line for s in summaries for line in text.warnings(s)),
-        ]
-        lines = [html.escape(line) for line in (*said, *text.differing_lines(self.differs))]
+        said = [*text.notes(summaries), *text.differing_lines(self.differs)]
+        lines = [html.escape(line) for line in said]
         below = f"<p>{'<br>'.join(lines)}</p>" if lines else ""
         return as_html(text.results_cells(summaries)) + below
 
@@ -231,7 +237,7 @@ class Comparison:
 
     @property
     def differs(self) -> dict[str, dict[str, Any]]:
-        """{setting: {entry: value}} of what the entries do not have in common, whoever chose it."""
+        """{setting: {entry: value}} of what the entries do not have in common, given or default."""
         return differing({e: r.setup for e, r in zip(self.entries, self.results, strict=True)})
 
     def table(self) -> Rows:
@@ -243,19 +249,18 @@ class Comparison:
     def to_pandas(self) -> Any:
         return self.table().to_pandas()
 
-    def plot(self, path: str | pathlib.Path | None = None, against: str = "rounds") -> plot.Picture:
+    def plot(self, path: str | pathlib.Path | None = None, against: str = "rounds") -> Picture:
         """All accuracies in one picture; see `Result.plot`."""
-        return plot.curves(self.results, path, against)
+        return picture(self.results, path, against)
 
 
 def differing(setups: Mapping[str, Setup]) -> dict[str, dict[str, Any]]:
-    """{setting: {entry: value}} of what compared entries do not have in common, given by anybody or
-    not: settings of the run, and the options of methods of one kind."""
+    """{setting: {entry: value}} of what compared entries do not have in common, given or default:
+    settings of the run, and the options of methods of one kind."""
     apart = ("method", "options", "seed", "data_seed", "schedule_rounds")  # named by the entry
     keys = [k for k, (_, _, one, _) in SETTINGS.items() if one.hashed != NEVER and k not in apart]
-    differs = {
-        key: {e: setup.experiment.flat()[key] for e, setup in setups.items()} for key in keys
-    }
+    flat = {entry: setup.experiment.flat() for entry, setup in setups.items()}
+    differs = {key: {entry: values[key] for entry, values in flat.items()} for key in keys}
     methods = {entry: setup.simulation.method for entry, setup in setups.items()}
     for kind in dict.fromkeys(map(type, methods.values())):
         alike = {entry: method for entry, method in methods.items() if type(method) is kind}
@@ -263,13 +268,12 @@ def differing(setups: Mapping[str, Setup]) -> dict[str, dict[str, Any]]:
         for one in dataclasses.fields(kind):  # type: ignore[arg-type]
             values = {entry: getattr(method, one.name) for entry, method in alike.items()}
             differs.setdefault(f"{name}.{one.name}", values)
-    return {
-        name: values for name, values in differs.items() if len(set(map(repr, values.values()))) > 1
-    }
+    several = lambda values: len(set(map(repr, values.values()))) > 1
+    return {name: values for name, values in differs.items() if several(values)}
 
 
 def set_ups(
-    methods: Sequence[Any],
+    methods: Sequence[str | Method],
     settings: Mapping[str, Any],
     seeds: int = 1,
     mode: str = "loop",
@@ -294,7 +298,7 @@ def set_ups(
         same = hashes.get(experiment.hash()) or hashes.get(folder)
         if entry in asks or (same is not None and isinstance(method, str)):
             same = same or entry
-            raise UserError(f"'{same}' and '{entry}' are the same run; compare names each once")
+            raise UserError(f"'{same}' and '{entry}' are the same run; name each run once")
         hashes |= {experiment.hash(): entry, folder: entry}
         follow = chosen.get("data_seed") == FOLLOW
         asks[entry] = many.for_seeds(experiment, seeds, mode, follow), given
@@ -303,7 +307,7 @@ def set_ups(
     }
 
 
-def read_method(given: Any) -> tuple[str, Any, dict[str, Any]]:
+def read_method(given: str | Method) -> tuple[str, str | Method, dict[str, Any]]:
     """(name of the entry, the method, its own settings)."""
     if not isinstance(given, str):
         return getattr(given, "name", str(given)), given, {}
@@ -318,15 +322,15 @@ def read_method(given: Any) -> tuple[str, Any, dict[str, Any]]:
 
 
 def compare(
-    *methods: Any,
-    fed: Any = None,
+    *methods: str | Method,
+    fed: Federation | None = None,
     model: Any = None,
-    net: Any = None,
+    net: Tree | None = None,
     seeds: int = 1,
     out: str | pathlib.Path | None = None,
     progress: bool | None = None,
     callback: Callable[[Segment], Any] | None = None,
-    log: str | Sequence[Any] = (),
+    log: str | Sequence[str | Sink] = (),
     **settings: Any,
 ) -> Comparison:
     """Several methods on the same partition, initial weights and cohorts; the Python form of
@@ -346,11 +350,10 @@ def compare(
     taken = folder is not None and exists(folder) and not run_directory.empty(folder)
     if folder is not None and taken and not comparison.is_comparison(folder):
         raise UserError(f"output directory '{folder}' exists already; choose another out")
-    sinks = sinks_of(callback, log)
+    more: dict[str, Any] = dict(progress=progress, sinks=sinks_of(callback, log))
     objects = dict(fed=fed, model=model, net=net)
     objects |= {name: settings.pop(name, None) for name in ("optimizer", "loss")}
     setups = set_ups(methods, settings, seeds, **objects)
-    more: dict[str, Any] = dict(progress=progress, sinks=sinks)
     return run_compared(setups, seeds, folder, resume_command="the same call of compare", **more)
 
 
@@ -378,12 +381,6 @@ def run_compared(
     return done
 
 
-def first_process() -> bool:
-    import jax
-
-    return jax.process_index() == 0
-
-
 # ---- many runs in a folder -----------------------------------------------------------------------
 def sweep(
     methods: str | pathlib.Path | Sequence[str],
@@ -400,22 +397,23 @@ def sweep(
     """Methods × grid × seeds, as `docs/sweep.md` has them; a row per run (status, settings, every
     figure), as in results.csv.
 
-    methods: entries as `compare` takes them, or the path of a sweep file, which then says
-    everything. out: the folder; what has ended there is not run again. grid: {"lr": [0.01, 0.1],
+    methods: entries as `compare` takes them, or the path of a sweep file, which then has
+    all settings. out: the folder; runs that have ended there are skipped. grid: {"lr": [0.01, 0.1],
     "fedprox.mu": [0.1, 1]}; settings: the same in every run. workers: 0 runs them in this process,
     one after another; else so many processes at a time, for which `imports` are files that register
     methods of your own. progress: whether lines or a table are shown.
     """
     from fedjax_sim.sweeps import plan, queue, table, work
     from fedjax_sim.sweeps.folder import result_rows, write_results
-    from fedjax_sim.sweeps.local import Local
+    from fedjax_sim.sweeps.launchers import Local
 
     for path in imports:
         load_file(str(path))
     if isinstance(methods, (str, pathlib.Path)):
         if grid or settings or preset or seeds != 1:
             raise UserError(
-                f"'{methods}' is a sweep file and says everything; methods of your own go as a list"
+                f"'{methods}' is a sweep file, which has all settings; to give settings here,"
+                " pass a list of methods"
             )
         data = plan.read(pathlib.Path(methods))
     else:
@@ -437,8 +435,8 @@ def sweep(
     return Rows(result_rows(folder, jobs))
 
 
-def register_agent(name: str, kind: Any, help: str = "", *, discrete: bool = True) -> None:
-    """Make an agent of your own known by name: a subclass of agents.Agent, with its
+def register_agent(name: str, kind: type, help: str = "", *, discrete: bool = True) -> None:
+    """Register an agent of your own by name: a subclass of agents.Agent, with its
     hyper-parameters as fields."""
     from agents import register
 

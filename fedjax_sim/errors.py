@@ -26,7 +26,7 @@ def unknown(kind: str, name: object, allowed: Iterable[str]) -> UserError:
     names = sorted(allowed)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f" (did you mean '{near[0]}'?)" if near else ""
-    return UserError(f"unknown {kind} '{name}'{hint}; allowed: {', '.join(names)}")
+    return UserError(f"unknown {kind} '{name}'{hint}; allowed: {', '.join(names) or 'none'}")
 
 
 def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
@@ -62,20 +62,13 @@ def expected(problem: BaseException) -> str | None:
         )
     if isinstance(problem, OSError):
         reason = problem.strerror or first_line(problem) or type(problem).__name__
-        return (
-            f"'{os.fsdecode(problem.filename)[:200]}': {reason}"
-            if is_path(problem.filename)
-            else reason
-        )
+        known = isinstance(problem.filename, (str, bytes))
+        return f"'{os.fsdecode(problem.filename)[:200]}': {reason}" if known else reason
     if isinstance(problem, DAMAGED):
         return f"a file cannot be read: {first_line(problem) or type(problem).__name__}"
     if isinstance(problem, RecursionError):
         return "the input is nested too deeply"
     return None
-
-
-def is_path(name: object) -> bool:
-    return isinstance(name, (str, bytes))
 
 
 def first_line(problem: BaseException) -> str:

@@ -1,7 +1,7 @@
 """What a method is: a frozen record of its options, with hooks that say what exists, what a client
 and the server do.
 
-Hooks marked ONE client are mapped over the cohort by the engine and may look at nobody else; the
+Hooks marked ONE client are mapped over the cohort by the engine and may read no other client; the
 others are the server's. Order of a round:
 
     select → peers → prepare → (observe → available → imposed → act) → plan
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Kind = TypeVar("Kind")
 NEEDS = {
-    "resident": "every client's last held net is stored",
+    "resident": "every client's net after its last training is stored",
     "confusion": "every client's running soft confusion is tracked",
     "stack": "aggregate sees all uploads of the cohort at once",
 }
@@ -52,19 +52,17 @@ class Around(NamedTuple):
 
 
 class Method(Node):
-    """A federated method; as it stands FedAvg, weighted by the clients' numbers of examples."""
+    """A federated method. Its hooks by default are FedAvg, weighted by the clients' numbers of
+    examples."""
 
     name: ClassVar[str] = "method"
     weights = "size"  # of the average: 'size' (n_k) or 'uniform'
-    adapts = (
-        False  # `personal` of a `Personal` method trains (fine-tuning): run at --personal-every
-    )
+    adapts = False  # whether `personal` trains (fine-tuning): it is run at --personal-every
 
-    # ---- what it is like; a class attribute, or a property where it depends on the options
-    # ------------------------
+    # ---- declarations; a class attribute, or a property where it depends on the options ----------
     @property
     def needs(self) -> frozenset[str]:
-        """Words of NEEDS."""
+        """What the engine stores for it: words of NEEDS."""
         return NOTHING
 
     @property
@@ -89,14 +87,13 @@ class Method(Node):
 
     @property
     def needs_classes(self) -> str:
-        """Why it works with one class and one vector of logits per example alone; empty: with any
+        """Why it needs one class and one vector of logits per example; empty: it works with any
         task."""
         return ""
 
     @property
     def needs_sgd(self) -> str:
-        """Why its equations hold for steps of plain SGD alone; empty: it trains by any
-        optimiser."""
+        """Why it is defined for plain SGD only; empty: it works with any optimiser."""
         return ""
 
     @property
@@ -143,7 +140,7 @@ class Method(Node):
         return server.net
 
     def extra_floats(self, env: Env, net: Tree) -> tuple[int, int]:
-        """Floats on the wire beside the model, per participant: (down, up)."""
+        """Floats on the wire in addition to the model, per participant: (down, up)."""
         return 0, 0
 
     def wire(self, env: Env, net: Tree) -> Wire:
@@ -183,7 +180,7 @@ class Method(Node):
     def local(
         self, env: Env, net: Tree, server: Any, client: Client, ctx: Ctx
     ) -> tuple[Client, Upload]:
-        """ONE client: its work of a round, from `net`; (itself afterwards, what it hands over)."""
+        """ONE client: its work of a round, from `net`; (itself afterwards, its upload)."""
         client, done = local_sgd(env, net, client, ctx)
         return client, self.upload(env, ctx, done)
 
@@ -196,18 +193,18 @@ class Method(Node):
 class Personal:
     """Clients have models of their own, as they are evaluated."""
 
-    adapts = False
+    adapts = False  # whether `personal` trains (fine-tuning): it is run at --personal-every
 
     def personal(self, env: Env, server: Any, client: Client, ctx: Ctx) -> Tree:
-        """ONE client: its own predictor: a net, or whatever `predict` reads. By default what it
-        last held."""
+        """ONE client: its own predictor: a net, or whatever `predict` reads. By default its
+        resident net."""
         return client.resident
 
     def resident(self, env: Env, server: Any, client: Client, ctx: Ctx) -> Tree:
         """ONE client: its predictor where nothing is sent to it for the occasion (evaluation
         `resident`).
 
-        By default `personal`, with the net that it last held in the place of the server's.
+        By default `personal`, with its resident net in the place of the server's.
         """
         return self.personal(
             env,
@@ -262,10 +259,10 @@ class SetsUp:
 
 
 class Finishes:
-    """The net that is handed over after the last planned round is not `global_model`."""
+    """The final model after the last planned round is not `global_model`."""
 
     def finish(self, env: Env, server: Any, key: Array) -> Tree:
-        """The net that is handed over."""
+        """The final model."""
         raise NotImplementedError
 
 
@@ -333,7 +330,7 @@ def into_resident(env: Env, server: Any, client: Client, plan: Plan) -> Tree:
 
 
 def check_method(method: Method) -> Method:
-    """The method itself; a word in `needs` that nobody answers is an error."""
+    """The method itself; an unknown word in `needs` is an error."""
     for word in method.needs:
         if word not in NEEDS:
             raise unknown(f"word in needs of method '{method.name}':", word, NEEDS)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from fedjax_sim.errors import UserError, unknown
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 LARGEST = 2**63 - 1  # of a whole number: what arrays and random generators take
 LARGEST_REAL = 3e38  # of a number: what float32 holds
@@ -109,35 +110,33 @@ def choice(kind: str, text: str, allowed: Iterable[str]) -> str:
     return text
 
 
-def at_least(least: float, converter: Callable[[str], T]) -> Callable[[str], T]:
+def at_least(least: float, converter: Callable[[str], N]) -> Callable[[str], N]:
     """The same converter for numbers from `least` up.
 
     >>> at_least(1, whole)("0")
     Traceback (most recent call last):
     ValueError: too small; allowed: 1 or more
     """
-
-    def checked(text: str) -> T:
-        value = converter(text)
-        if value is not None and value < least:  # type: ignore[operator]
-            raise ValueError(f"too small; allowed: {least:g} or more")
-        return value
-
-    return checked
+    return within(converter, lambda v: v >= least, f"too small; allowed: {least:g} or more")
 
 
-def at_most(most: float, converter: Callable[[str], T]) -> Callable[[str], T]:
+def at_most(most: float, converter: Callable[[str], N]) -> Callable[[str], N]:
     """The same converter for numbers up to `most`.
 
     >>> at_most(5, whole)("6")
     Traceback (most recent call last):
     ValueError: too large; allowed: 5 or less
     """
+    return within(converter, lambda v: v <= most, f"too large; allowed: {most:.10g} or less")
 
-    def checked(text: str) -> T:
+
+def within(
+    converter: Callable[[str], N], allows: Callable[[N], bool], problem: str
+) -> Callable[[str], N]:
+    def checked(text: str) -> N:
         value = converter(text)
-        if value is not None and value > most:  # type: ignore[operator]
-            raise ValueError(f"too large; allowed: {most:.10g} or less")
+        if not allows(value):
+            raise ValueError(problem)
         return value
 
     return checked
@@ -160,7 +159,7 @@ def convert(what: str, text: str, converter: Callable[[str], T], more: str = "")
 
 
 def shown(text: str, most: int = 60) -> str:
-    """Text as it may stand in a sentence: one line, not too long, nothing that a terminal would act
+    """Text for an error message: one line, not too long, nothing that a terminal would act
     on.
 
     >>> shown("9" * 100, 5), shown("two\\nlines")
@@ -171,7 +170,7 @@ def shown(text: str, most: int = 60) -> str:
 
 
 def plain(text: str) -> Any:
-    """A value whose type nobody knows yet: true and false, a number, else the text itself.
+    """A value of unknown type: true and false, a number, else the text itself.
 
     >>> plain("true"), plain("0.5"), plain("cifar")
     (True, 0.5, 'cifar')

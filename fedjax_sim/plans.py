@@ -16,9 +16,8 @@ from jaxtyping import Float, Int, Shaped
 from fedjax_sim.errors import UserError
 from fedjax_sim.types import Array, Client, Cohort, Env, Plan, Scalar, Tree
 
-BITS_PER_PARAMETER = (
-    32  # the papers' accounting: float32 on the wire, whatever precision the run computes in
-)
+# the papers' accounting: float32 on the wire, whatever precision the run computes in
+BITS_PER_PARAMETER = 32
 
 
 class Wire(NamedTuple):

@@ -53,17 +53,12 @@ class Task:
     help: str
     target: str = CLASS  # one of TARGETS: what `Federation.y` holds
     loss: str = "ce"
-    metrics: tuple[str, ...] = (
-        "accuracy",
-        "loss",
-        "worst_decile",
-    )  # the primary one first, and one called loss
-    hits: Callable[[Any, Any], Any] = (
-        _class_hits  # (outputs [B, …], target [B, …]) -> [B] share that is right
-    )
-    read: Callable[[np.ndarray], np.ndarray] = lambda outputs: outputs.argmax(
-        -1
-    )  # outputs [B, …] -> predictions
+    # the primary one first, and one called loss
+    metrics: tuple[str, ...] = ("accuracy", "loss", "worst_decile")
+    # (outputs [B, …], target [B, …]) -> [B] share that is right
+    hits: Callable[[Any, Any], Any] = _class_hits
+    # outputs [B, …] -> predictions
+    read: Callable[[np.ndarray], np.ndarray] = lambda outputs: outputs.argmax(-1)
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
@@ -110,7 +105,7 @@ TASKS: dict[str, Task] = {
 
 
 def register_task(task: Task) -> Task:
-    """Make a task of your own known by its name; its loss and its metrics must be known too."""
+    """Register a task of your own; its loss and its metrics must be registered too."""
     TASKS[task.name] = task
     return task
 
@@ -120,7 +115,7 @@ def task_called(name: str) -> Task:
 
 
 def task_of(x: np.ndarray, y: Any) -> str:
-    """The task of arrays that nobody named.
+    """The task of arrays, if none was given.
 
     >>> images, tokens = np.zeros((2, 4, 4)), np.zeros((2, 5), int)
     >>> task_of(images, np.array([0, 1])), task_of(images, np.array([0.5, 1])), task_of(

@@ -60,8 +60,8 @@ class Ctx(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """ONE client's redistribution order; controllers only emit Plans, byte counting only reads
-    them."""
+    """What ONE client receives, sends and how long it trains. Controllers only produce Plans, byte
+    counting only reads them."""
 
     take: Float[Array, " groups"]  # 1: receives group g of what the server offers
     # [G] 1: uploads group g, 0: does not; other weights multiply the client's own in the average
@@ -80,9 +80,8 @@ class Upload(NamedTuple):
     report: Tree = ()  # small; stacked to [M, …] for `aggregate`, the reward and the log
     loss: Scalar | float = 0.0  # mean training loss, for the log
     accuracy: Scalar | float = 0.0  # training accuracy, for the log
-    resident: Tree = (
-        None  # the net the client keeps (its resident model), where that is not what it sends
-    )
+    # the net that the client keeps (its resident model), where that is not what it sends
+    resident: Tree = None
 
 
 class Cohort(NamedTuple):
@@ -96,7 +95,7 @@ class Cohort(NamedTuple):
     ok: Bool[Array, " participants"]  # reported, and finite
     weights: Float[Array, " participants"]  # Upload.weight, 0 where not ok
     reports: Tree  # [M, …] Upload.report
-    plan: Plan  # [M, …] what each was told
+    plan: Plan  # [M, …] of each
     t: Count  # rounds completed before this one
     key: Key  # of the server's own draws in this round
     nets: Tree = ()  # [M, …] all uploads, only for methods with "stack" in `needs`
@@ -108,8 +107,8 @@ class Client(NamedTuple):
     """What persists for ONE client between rounds; stacked to [N, …] in `State`."""
 
     own: Tree = ()  # the method's private state
-    confusion: Tree = ()  # losses.Confusion, when the loss or the method wants it
-    # net last held by the client, when the method or an evaluation mode wants it
+    confusion: Tree = ()  # losses.Confusion, when the loss or the method needs it
+    # the net after its last training, when the method or an evaluation mode needs it
     resident: Tree = ()
     # BatchNorm running statistics that stay on the client (bn_stats="local")
     batch_stats: Tree = ()
@@ -153,27 +152,23 @@ class Env:
     epochs: float = _fact()
     max_epochs: float = _fact()  # the largest value a Plan may ask for (sizes the shuffle tables)
     kept_out: int = _fact(default=0)  # clients that never take part, only evaluated
-    rounds: int = _fact(
-        default=0
-    )  # planned rounds: schedules over rounds, `done` of the last transition
-    started: tuple[str, ...] = _fact(
-        default=()
-    )  # parts of the State that come from another run (--start-from)
+    # planned rounds: schedules over rounds, `done` of the last transition
+    rounds: int = _fact(default=0)
+    # parts of the State that come from another run (--start-from)
+    started: tuple[str, ...] = _fact(default=())
     track_confusion: bool = _fact(default=False)
     bn_local: bool = _fact(default=False)  # BatchNorm running statistics stay on the client
-    keeps_optimizer: bool = _fact(
-        default=False
-    )  # the optimiser's state stays with the client between rounds
+    # the optimiser's state stays with the client between rounds
+    keeps_optimizer: bool = _fact(default=False)
     shuffle: bool = _fact(default=True)  # False: minibatches in the order of the client's rows
     dtype: Any = _fact(default=jnp.float32)
     vmap_width: int = _fact(default=1)  # clients trained side by side; 1: no vmap, no masking
     mapped: tuple[str, ...] = _fact(default=())  # vmap axes around the whole round, by name
     even: bool = _fact(default=False)  # all clients have equally many minibatches per epoch
     full: bool = _fact(default=False)  # and all of these are whole
-    same_epochs: bool = _fact(default=False)  # whoever works in a round works for max_epochs
-    metrics: tuple[Metric, ...] = _fact(
-        default=()
-    )  # what is measured, the primary one first; (): `metrics.DEFAULT`
+    same_epochs: bool = _fact(default=False)  # every client that trains does max_epochs
+    # what is measured, the primary one first; (): `metrics.DEFAULT`
+    metrics: tuple[Metric, ...] = _fact(default=())
     fed: Federation = None  # type: ignore[assignment]   # filled in inside the compiled program
     # training labels per client
     counts: Float[Array, "clients classes"] = None  # type: ignore[assignment]

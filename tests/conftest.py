@@ -26,6 +26,7 @@ CHECKED = [f"fedjax_sim.{room}" for room in ("engine", "local", "models", "plans
 # shapes in the signatures of these rooms are checked whenever a test calls a function of theirs
 install_import_hook(CHECKED, "shapes.checked")
 
+from fedjax_sim.methods import METHODS  # noqa: E402
 from fedjax_sim.runner import compilation  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 8)
@@ -54,11 +55,12 @@ MOST_MAPS = 30_000
 MOST_BYTES = 3 << 30  # of one test process: several of them must fit beside each other
 _tests_run = _kept = 0
 
-# ---- two tiers: `make test` leaves out what is marked `full`, `make test-all` runs it
-# -------------------------------- whole files: the same properties on more methods, settings and
-# processes, or what costs minutes
+# ---- two tiers ----------------------------------------------------------------------------------
+# `make test` leaves out what is marked `full`, `make test-all` runs it.
+# Whole files: the same properties on more methods, settings and processes, or what takes minutes.
 FULL = (
     "test_accelerators",
+    "test_across",
     "test_agents_learning",
     "test_agents_probes",
     "test_ahead",
@@ -66,15 +68,17 @@ FULL = (
     "test_benchmarks",
     "test_benchmarks_accelerators",
     "test_benchmarks_headroom",
-    "test_benchmarks_pfedrlla",
     "test_benchmarks_headroom_small",
+    "test_benchmarks_pfedrlla",
     "test_benchmarks_revisions",
     "test_benchmarks_scaling",
     "test_benchmarks_startup",
     "test_benchmarks_tasks",
+    "test_benchmarks_teacher",
     "test_benchmarks_values",
     "test_corners",
     "test_damage",
+    "test_episode",
     "test_examples",
     "test_fedpolicy_learning",
     "test_fuzz",
@@ -91,13 +95,16 @@ FULL = (
     "test_precision",
     "test_processes",
     "test_production_flags",
+    "test_resident",
+    "test_run_files",
     "test_selection",
+    "test_start_from",
     "test_sweep_pivot",
     "test_text",
     "test_unfinished",
     "test_values",
 )
-# one method of every family goes through the whole contract in the first tier
+# The first tier takes one method of every family: its contract, its reference, its own file.
 FAMILIES = (
     "fedavg",  # a mean
     "scaffold",  # control variates
@@ -114,6 +121,29 @@ FAMILIES = (
     "qbandit",
     "private_scale",
 )
+PER_METHOD = ("test_contract", "test_numpy_loops", "test_pytorch_loops", "test_global_methods")
+# Tests that compile programs for every parameter: the parameters that the first tier takes. Of the
+# contract every family meets one such property, except pfedrlla, whose programs are the largest.
+FIRST: dict[str, tuple[str, ...]] = {
+    "test_a_neutral_transform_is_the_plain_run": (
+        "fedavg",
+        "scaffold",
+        "fedpac",
+        "fedbabu",
+        "fedpolicy",
+        "private_scale",
+    ),
+    "test_vmap_width_two_is_width_one": ("fedavg", "ditto", "fedfomo", "fedrod"),
+    "test_loop_backend_agrees": ("fedavg", "fedper", "ccvr", "fedpam", "qbandit"),
+    "test_documented_python_runs": ("README.md", "docs/add-a-method.md"),
+    "test_every_rule_makes_a_round": ("adamw", "lion"),
+    "test_schedules_within_a_round": ("sgd",),
+    "test_every_task_learns": ("sequence",),
+    "test_files_resume_report_and_export": ("sequence",),
+    "test_clients_side_by_side_are_clients_one_after_another": (),
+    "test_methods_of_classes_say_so": ("sequence",),
+    "test_the_estimated_arrays_are_those_of_the_compiler": ("mlp",),
+}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -128,11 +158,16 @@ def pytest_collection_modifyitems(items):
 
 
 def in_second_tier(item: pytest.Item) -> bool:
-    if item.path.stem in FULL:
+    file = item.path.stem
+    if file in FULL:
         return True
-    if item.path.stem != "test_contract" or not hasattr(item, "callspec"):
-        return False
-    return item.callspec.params.get("sim", item.callspec.params.get("name")) not in FAMILIES
+    if item.path.parent.name == "methods" and file[len("test_") :] in {*METHODS} - {*FAMILIES}:
+        return True
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    if item.originalname in FIRST:
+        return not {*FIRST[item.originalname]} & {*map(str, given.values())}
+    method = next((given[key] for key in ("sim", "name", "method") if key in given), None)
+    return file in PER_METHOD and method is not None and method not in FAMILIES
 
 
 @pytest.fixture(autouse=True)

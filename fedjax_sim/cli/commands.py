@@ -6,17 +6,22 @@ import argparse
 import pathlib
 import shlex
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedjax_sim.cli import registries
 from fedjax_sim.cli.settings import as_path, method_of, output_directory, read_values, settings_of
-from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.errors import UserError, first_line, unknown
 from fedjax_sim.experiment import Experiment
 from fedjax_sim.experiment.given import experiment_of, layered
 from fedjax_sim.experiment.settings import FOLLOW
 from fedjax_sim.methods import METHODS, controlled, make_method, method_class
 from fedjax_sim.options import names, shown
 from fedjax_sim.transforms import TRANSFORMS, transform_class, transformed
+
+if TYPE_CHECKING:
+    from fedjax_sim.data.federation import Federation
+    from fedjax_sim.runner.many import Federations
+    from fedjax_sim.runner.prepare import Objects, Setup
 
 
 def note(text: str) -> None:
@@ -57,14 +62,12 @@ def start(experiment: Experiment, args: argparse.Namespace | None = None) -> Non
     if coordinator:
         import jax
 
+        given = () if coordinator == "auto" else (coordinator, number, which)
         try:
-            jax.distributed.initialize(
-                *(() if coordinator == "auto" else (coordinator, number, which))
-            )
+            jax.distributed.initialize(*given)
         except (RuntimeError, ValueError) as problem:
-            raise UserError(
-                f"cannot join the processes at '{coordinator}': {str(problem).splitlines()[0]}"
-            ) from None
+            why = first_line(problem)
+            raise UserError(f"cannot join the processes at '{coordinator}': {why}") from None
     elif number is not None or which is not None:
         raise UserError("--num-processes and --process-id need --coordinator HOST:PORT")
     use_compilation_cache()
@@ -99,8 +102,11 @@ def resume_command(args: argparse.Namespace, out: pathlib.Path) -> str:
 
 
 def ready(
-    experiment: Experiment, args: argparse.Namespace, given: Any = None, feds: Any = None
-) -> Any:
+    experiment: Experiment,
+    args: argparse.Namespace,
+    given: Objects | None = None,
+    feds: Federations | None = None,
+) -> Setup:
     """One prepared run; with --device as it would be set up there."""
     from fedjax_sim.runner import many
 
@@ -120,7 +126,7 @@ def ready(
     return setup
 
 
-def announce(setup: Any, args: argparse.Namespace, data: bool = True) -> None:
+def announce(setup: Setup, args: argparse.Namespace, data: bool = True) -> None:
     """Print the description of a run; with --dry-run also that of the data (if `data`), and with
     --json the numbers."""
     from fedjax_sim.cli import describe
@@ -128,7 +134,7 @@ def announce(setup: Any, args: argparse.Namespace, data: bool = True) -> None:
     say(describe.report(setup))
     if not args.dry_run:
         return
-    found: dict[str, Any] = describe.facts(setup)
+    found = describe.facts(setup)
     if args.device:
         from fedjax_sim.runner.ahead import fits
 
@@ -190,9 +196,8 @@ def run_experiment(args: argparse.Namespace, method: str, settings: dict[str, An
         results = many.run_all_values(setups, args.seeds, *values, out, **output(args))
         label = lambda i: f"{method} {values[0]}={values[1][i % len(values[1])]}"
     else:
-        more = output(args) | dict(
-            resume_command=resume_command(args, out) if args.seeds > 1 else ""
-        )
+        again = resume_command(args, out) if args.seeds > 1 else ""
+        more = output(args) | dict(resume_command=again)
         results = many.run_all(setups, args.seeds, out, args.seeds_mode, **more)
         label = lambda i: method
     tables([r.summary | {"method": label(i)} for i, r in enumerate(results)], args.seeds)
@@ -224,11 +229,8 @@ def train(args: argparse.Namespace) -> int:
         trained = trained.inner
     if not hasattr(trained, "agent"):
         able = [name for name in METHODS if controlled(name)]
-        able += [
-            f"or any method with --transform {n}"
-            for n in TRANSFORMS
-            if hasattr(transform_class(n), "agent")
-        ]
+        others = [name for name in TRANSFORMS if hasattr(transform_class(name), "agent")]
+        able += [f"or any method with --transform {name}" for name in others]
         raise UserError(f"method '{method}' has no agent to train; allowed: {', '.join(able)}")
     if not args.out:
         args.out = str(output_directory(args, f"train-{method}", experiment))
@@ -237,9 +239,8 @@ def train(args: argparse.Namespace) -> int:
     if not args.dry_run:
         number = experiment.training.seed
         first = args.out if args.seeds == 1 else f"{args.out}/seed-{number}"
-        seed = (
-            f" --seed {number}" if number else ""
-        )  # the agent saw models with these initial weights
+        # the agent saw models with these initial weights
+        seed = f" --seed {number}" if number else ""
         around = "".join(f" --transform {text}" for text in chosen.transforms)
         say(
             f"use it with: fedjax-sim run {method}{around}{seed} --start-from"
@@ -261,9 +262,9 @@ def compare(args: argparse.Namespace) -> int:
     feds = Federations()
     make = lambda experiment, given: ready(experiment, args, given, feds)
     setups = api.set_ups(args.methods, settings, args.seeds, args.seeds_mode, make)
-    seen: list[Any] = []  # federations that have been described
+    seen: list[Federation] = []  # federations that have been described
 
-    def before(setup: Any) -> None:
+    def before(setup: Setup) -> None:
         announce(setup, args, data=not any(setup.fed is other for other in seen))
         seen.append(setup.fed)
 
@@ -278,12 +279,10 @@ def compare(args: argparse.Namespace) -> int:
     say("\n".join(text.differing_lines(done.differs)))
     tables(done.summaries, args.seeds)
     say(text.gains_line(done.summaries))
-    of = lambda entry: [
-        r.summary for e, r in zip(done.entries, done.results, strict=True) if e == entry
-    ]
     for entry in setups:
-        one = text.seeds_line(of(entry)) if args.seeds > 1 else ""
-        say(f"{entry} {one}" if one else text.speed_line(of(entry)[0] | {"method": entry}))
+        mine = [summary for summary in done.summaries if summary["method"] == entry]
+        one = text.seeds_line(mine) if args.seeds > 1 else ""
+        say(f"{entry} {one}" if one else text.speed_line(mine[0]))
     say(f"run directories: {', '.join(str(r.out) for r in done.results)}")
     files = sorted(out.glob("compare.*")) + sorted(out.glob("curves.*"))
     say(f"written: {', '.join(map(str, files))}; figures: fedjax-sim report {out}")
@@ -355,10 +354,8 @@ def report(args: argparse.Namespace) -> int:
     from fedjax_sim.report.page import report
 
     out = as_path(args.out) if args.out else None
-    for path in report(
-        [as_path(d) for d in args.directories], out, note, titles=not args.no_titles
-    ):
-        print(path)
+    folders = list(map(as_path, args.directories))
+    print(*report(folders, out, note, titles=not args.no_titles), sep="\n")
     return 0
 
 

@@ -17,48 +17,34 @@ def report(setup: Setup) -> str:
     part = setup.participation
     who = f"{part.high}" if part.low == part.high else f"{part.low} to {part.high}"
     groups = ", ".join(f"{name} {count:,}" for name, count in f["floats"].items())
-    return "\n".join(
-        [
-            f"{config.method.name} on {shown(setup.fed.name)} ({config.data.partition},"
-            f" {setup.fed.num_clients} clients, "
-            + f"{who} per round"
-            + (f", {len(setup.unseen)} kept out of training" if setup.unseen else "")
-            + f"), model {sim.env.model.name}, "
-            f"{config.training.rounds} rounds, seed {config.training.seed}, config {setup.hash}",
-            *(
-                [f"  columns of {shown(setup.fed.name)}: {setup.fed.origin.columns}"]
-                if setup.fed.origin.columns
-                else []
-            ),
-            *task_lines(setup),
-            f"  parameters: {f['parameters']:,} ({groups})",
-            (
-                f"  client state: {size(f['client_state'])} (N x {size(f['per_client'])});"
-                f" estimated peak memory: {size(f['peak'])} (runtime {size(f['runtime'])}, program"
-                f" {size(f['program'])}, state {size(f['state'])}, data {size(f['data'])} per"
-                f" device, {f['side_by_side']} clients side by side of {size(f['training'])} each,"
-                f" logs {size(f['logs'])})"
-            ),
-            f"  per round: {size(f['down'])} down{' at most' if f['controlled'] else ''},"
-            f" {size(f['up'])} up, {f['steps']:.0f} steps on average; layout: {sim.layout.devices}"
-            f" device(s), chunk {sim.layout.chunk}"
-            + (f" ({setup.resolved['chunk_why']})" if "chunk_why" in setup.resolved else ""),
-            *(
-                f"  {sentence}"
-                for sentence in method_defaults(config.method.name, setup.resolved["prefers"])
-            ),
-            *(
-                f"  {config.method.name} replaces {option} {config.flat().get(option, '')} by {why}"
-                for option, why in sim.method.replaces
-            ),
-            f"  clients are scored on {on_rows(setup.resolved)}"
-            + (
-                ": training accuracies, since clients have no validation or test rows"
-                if sim.client_split == "train"
-                else ""
-            ),
-        ]
-    )
+    name, fed, layout = config.method.name, setup.fed, sim.layout
+    apart = f", {len(setup.unseen)} kept out of training" if setup.unseen else ""
+    why = f" ({setup.resolved['chunk_why']})" if "chunk_why" in setup.resolved else ""
+    trained = ": training accuracies, since clients have no validation or test rows"
+    lines = [
+        f"{name} on {shown(fed.name)} ({config.data.partition}, {fed.num_clients} clients, {who}"
+        f" per round{apart}), model {sim.env.model.name}, {config.training.rounds} rounds, seed"
+        f" {config.training.seed}, config {setup.hash}"
+    ]
+    if fed.origin.columns:
+        lines.append(f"  columns of {shown(fed.name)}: {fed.origin.columns}")
+    lines += [
+        *task_lines(setup),
+        f"  parameters: {f['parameters']:,} ({groups})",
+        f"  client state: {size(f['client_state'])} (N x {size(f['per_client'])});"
+        f" estimated peak memory: {size(f['peak'])} (runtime {size(f['runtime'])}, program"
+        f" {size(f['program'])}, state {size(f['state'])}, data {size(f['data'])} per"
+        f" device, {f['side_by_side']} clients side by side of {size(f['training'])} each,"
+        f" logs {size(f['logs'])})",
+        f"  per round: {size(f['down'])} down{' at most' if f['controlled'] else ''},"
+        f" {size(f['up'])} up, {f['steps']:.0f} steps on average; layout: {layout.devices}"
+        f" device(s), chunk {layout.chunk}{why}",
+    ]
+    lines += [f"  {sentence}" for sentence in method_defaults(name, setup.resolved["prefers"])]
+    for option, how in sim.method.replaces:
+        lines.append(f"  {name} replaces {option} {config.flat().get(option, '')} by {how}")
+    rows = f"  clients are scored on {on_rows(setup.resolved)}"
+    return "\n".join([*lines, f"{rows}{trained if sim.client_split == 'train' else ''}"])
 
 
 def task_lines(setup: Setup) -> list[str]:
@@ -72,36 +58,28 @@ def task_lines(setup: Setup) -> list[str]:
             f" {config.training.loss}"
         )
     if fed.vocabulary:
-        lines.append(
-            f"  vocabulary of {len(fed.vocabulary)}: {shown(''.join(fed.vocabulary), 300)}"
-        )
-    if config.training.optimizer != "sgd":
-        kept = (
-            ", its state stays with the client"
-            if config.training.optimizer_state == "client"
-            else ""
-        )
-        lines.append(f"  optimizer: {config.training.optimizer}, lr {config.training.lr:g}{kept}")
+        text = shown("".join(fed.vocabulary), 300)
+        lines.append(f"  vocabulary of {len(fed.vocabulary)}: {text}")
+    train = config.training
+    if train.optimizer != "sgd":
+        kept = ", its state stays with the client" if train.optimizer_state == "client" else ""
+        lines.append(f"  optimizer: {train.optimizer}, lr {train.lr:g}{kept}")
     return lines
 
 
 def fits_line(found: dict[str, Any]) -> str:
     """The result of `runner.ahead.fits` as a line."""
-    where = (
-        f"each of {found['devices']} x {found['title']}" if found["devices"] > 1 else found["title"]
-    )
-    has, verdict = size(found["memory"]), "fits" if found["fits"] else "does not fit"
+    each = f"each of {found['devices']} x " if found["devices"] > 1 else ""
+    verdict = f"  {'fits' if found['fits'] else 'does not fit'} {each}{found['title']}:"
+    has = size(found["memory"])
+    if found["arguments"] is None and not found["needed"]:
+        return f"{verdict} its compiler finds no room, of {has}"
     if found["arguments"] is None:
-        needs = (
-            f"its compiler needs {size(found['needed'])}"
-            if found["needed"]
-            else "its compiler finds no room"
-        )
-        return f"  {verdict} {where}: {needs}, of {has}"
+        return f"{verdict} its compiler needs {size(found['needed'])}, of {has}"
     return (
-        f"  {verdict} {where}: {size(found['needed'])} of {has} (arguments"
-        f" {size(found['arguments'])} + scratch {size(found['scratch'])} + results"
-        f" {size(found['results'])} - donated {size(found['donated'])})"
+        f"{verdict} {size(found['needed'])} of {has} (arguments {size(found['arguments'])} +"
+        f" scratch {size(found['scratch'])} + results {size(found['results'])} - donated"
+        f" {size(found['donated'])})"
     )
 
 

@@ -8,15 +8,16 @@ import difflib
 import re
 import textwrap
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from fedjax_sim import __version__, options
 from fedjax_sim.cli import registries
 from fedjax_sim.errors import UserError
 from fedjax_sim.experiment.settings import PARTS, Setting, declared
 
+Options = argparse._ActionsContainer  # a parser, or a group of its options
 EXAMPLES = """examples:
-  fedjax-sim run fedavg                        the embedded job: real digits
+  fedjax-sim run fedavg                        the embedded data: real digits
   fedjax-sim run fedprox --set fedprox.mu=0.1 --rounds 50 --out runs/prox
   fedjax-sim run fedavg --dataset fashion_mnist --data-dir DATA \\
         --partition dirichlet:0.1 --clients 100 --participation 0.1 \\
@@ -32,7 +33,7 @@ EXAMPLES = """examples:
 class Parser(argparse.ArgumentParser):
     """argparse with one-sentence errors, exit code 2."""
 
-    def error(self, message: str) -> Any:
+    def error(self, message: str) -> NoReturn:
         raise UserError(f"{options.shown(message, 400)} (see {self.prog} --help)")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -91,29 +92,38 @@ POSITIVE = read(options.at_least(1, options.at_most(2**31 - 1, options.whole)))
 OF_A_RUN = ("eval_every", "personal_every", "checkpoint_every", "keep")
 
 
-def text(group: Any, flag: str, metavar: str, help: str, default: str | None = None) -> None:
+def text(group: Options, flag: str, metavar: str, help: str, default: str | None = None) -> None:
     group.add_argument(flag, metavar=metavar, default=default, help=help)
 
 
-def count(group: Any, flag: str, metavar: str, help: str, default: int | None = None) -> None:
+def count(group: Options, flag: str, metavar: str, help: str, default: int | None = None) -> None:
     group.add_argument(flag, metavar=metavar, default=default, type=COUNT, help=help)
 
 
-def switch(group: Any, flag: str, help: str) -> None:
+def switch(group: Options, flag: str, help: str) -> None:
     group.add_argument(flag, action="store_true", help=help)
 
 
-def several(group: Any, flag: str, metavar: str, help: str, dest: str) -> None:
+def several(group: Options, flag: str, metavar: str, help: str, dest: str) -> None:
     group.add_argument(flag, action="append", default=[], metavar=metavar, dest=dest, help=help)
 
 
+def subcommands(
+    parser: argparse.ArgumentParser, dest: str, metavar: str
+) -> Callable[..., argparse.ArgumentParser]:
+    kinds = parser.add_subparsers(dest=dest, required=True, metavar=metavar, parser_class=Parser)
+    return lambda name, help, epilog=None: kinds.add_parser(
+        name, help=help, formatter_class=Help, epilog=epilog
+    )
+
+
 # ---- settings of a run ---------------------------------------------------------------------------
-def add_settings(parser: argparse.ArgumentParser, whole_run: bool = True) -> dict[str, Any]:
+def add_settings(parser: argparse.ArgumentParser, whole_run: bool) -> dict[str, Options]:
     """Add every declared setting of a run, in a group per part; `OF_A_RUN` only for a whole run.
 
     Options that are not given are absent after parsing. The experiment converts text to values.
     """
-    groups: dict[str, Any] = {}
+    groups: dict[str, Options] = {}
     for part, kind in PARTS.items():
         groups[part] = parser.add_argument_group("computation" if part == "compute" else part)
         for key, one, _, default in declared(kind):
@@ -146,7 +156,7 @@ def default_text(one: Setting, default: Any) -> str:
     return f" (default: {','.join(shown) if isinstance(shown, list) else shown})"
 
 
-def add_run(parser: argparse.ArgumentParser, whole_run: bool = True) -> None:
+def add_run(parser: argparse.ArgumentParser, whole_run: bool) -> None:
     """The options of a command that runs one or several experiments."""
     groups = add_settings(parser, whole_run)
     group = groups["compute"]
@@ -170,14 +180,14 @@ def add_run(parser: argparse.ArgumentParser, whole_run: bool = True) -> None:
     text(group, "--device", "D", help, "")
 
 
-def add_output(group: Any) -> None:
+def add_output(group: Options) -> None:
     help = "progress and results as JSON lines on the standard output, and nothing else there"
     switch(group, "--json", help)
     help = "also log the numbers to a comma list of {logs}; CSV files are always written"
     text(group, "--log", "NAMES", help, "")
 
 
-def add_processes(group: Any) -> None:
+def add_processes(group: Options) -> None:
     help = "several processes: address of process 0 (under SLURM or on TPU pods: 'auto')"
     text(group, "--coordinator", "HOST:PORT", help)
     count(group, "--num-processes", "P", "several processes: their number")
@@ -185,7 +195,7 @@ def add_processes(group: Any) -> None:
 
 
 # ---- commands ------------------------------------------------------------------------------------
-def add_sweep(sweep: Any) -> None:
+def add_sweep(sweep: argparse.ArgumentParser) -> None:
     help = "methods, seeds, [settings] and [grid]: see docs/sweep.md"
     sweep.add_argument("file", metavar="FILE.toml", help=help)
     text(sweep, "--out", "DIR", "folder of the sweep (default: runs/FILE)")
@@ -210,11 +220,8 @@ def add_sweep(sweep: Any) -> None:
     add_output(sweep)
 
 
-def add_paper(paper: Any) -> None:
-    kinds = paper.add_subparsers(
-        dest="what", required=True, metavar="list|run|show", parser_class=Parser
-    )
-    add = lambda name, help: kinds.add_parser(name, help=help, formatter_class=Help)
+def add_paper(paper: argparse.ArgumentParser) -> None:
+    add = subcommands(paper, "what", "list|run|show")
     listing = add("list", "papers and their tables, or the rows and columns of a table")
     listing.add_argument("tables", metavar="PAPER[:TABLE]", nargs="*")
     for one in (
@@ -247,7 +254,7 @@ def add_paper(paper: Any) -> None:
         add_output(one)
 
 
-def add_files(add: Callable[..., Any]) -> None:
+def add_files(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Commands about run directories: resume, report, export."""
     moved = "folder of the dataset, if it has moved"
     resume = add("resume", "continue a run directory")
@@ -273,7 +280,7 @@ def add_files(add: Callable[..., Any]) -> None:
         add_import(one)
 
 
-def add_import(parser: Any) -> None:
+def add_import(parser: argparse.ArgumentParser) -> None:
     help = "a Python file that registers methods, models, agents or datasets; may be repeated"
     several(parser, "--import", "FILE.py", help, "imports")
 
@@ -286,12 +293,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Federated learning, one XLA program per round.",
     )
     parser.add_argument("--version", action="version", version=f"fedjax-sim {__version__}")
-    commands = parser.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", parser_class=Parser
-    )
-    add = lambda name, help, **more: commands.add_parser(
-        name, help=help, formatter_class=Help, **more
-    )
+    add = subcommands(parser, "command", "COMMAND")
     run = add("run", "run one method", epilog=EXAMPLES)
     compare = add("compare", "run several methods on the same draws", epilog=EXAMPLES)
     profile = add("profile", "seconds and bytes of each stage of a round")

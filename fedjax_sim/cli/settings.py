@@ -96,11 +96,8 @@ def output_directory(
     name = f"{stem}-{data}-s{experiment.training.seed}"
     out = as_path(args.out) if args.out else free_directory(name)
     if exists(out) and not args.dry_run and not resumable(args.command, seeds, out):
-        hint = (
-            f", or resume it with fedjax-sim resume {out}"
-            if args.command in ("run", "train")
-            else ""
-        )
+        one = args.command in ("run", "train")
+        hint = f", or resume it with fedjax-sim resume {out}" if one else ""
         raise UserError(
             f"output directory '{shown(str(out))}' exists already; choose another --out{hint}"
         )

@@ -13,10 +13,9 @@ from fedjax_sim.cli.settings import as_path
 from fedjax_sim.errors import UserError, expected
 from fedjax_sim.options import names
 from fedjax_sim.runner.sinks import named
-from fedjax_sim.sweeps import pivots, plan, slurm
+from fedjax_sim.sweeps import pivots, plan
 from fedjax_sim.sweeps.folder import DAMAGED, DONE, FAILED, Folder, waits, write_results
-from fedjax_sim.sweeps.local import Local
-from fedjax_sim.sweeps.on_ray import OnRay
+from fedjax_sim.sweeps.launchers import Local, OnRay, submit
 from fedjax_sim.sweeps.plan import Job
 from fedjax_sim.sweeps.queue import Launcher, command, end_with_parent, work_off
 from fedjax_sim.sweeps.table import Table, emit, results
@@ -30,22 +29,14 @@ def check(args: argparse.Namespace) -> None:
     run."""
     if args.slurm and args.launcher != "slurm":
         raise UserError("--slurm has options for sbatch; it needs --launcher slurm")
-    mode = next(
-        (m for m in ("task", "dry_run", "gather") if getattr(args, m) not in (None, False)), None
-    )
-    others = {
-        "task": args.task is not None,
-        "dry_run": args.dry_run,
-        "gather": args.gather,
-        "workers": args.workers != 0,
-    }
-    others["launcher"] = args.launcher != "local"
-    clash = next((name for name, given in others.items() if given and mode and name != mode), None)
-    if clash is not None and mode is not None:
-        flag = lambda name: f"--{name.replace('_', '-')}"
+    alone = {"--task": args.task is not None, "--dry-run": args.dry_run, "--gather": args.gather}
+    others = alone | {"--workers": args.workers != 0, "--launcher": args.launcher != "local"}
+    mode, *_ = [flag for flag, given in alone.items() if given] or [""]
+    clash = [flag for flag, given in others.items() if given and flag != mode]
+    if mode and clash:
         raise UserError(
-            f"{flag(mode)} starts no other runs, so {flag(clash)} has no meaning beside it; leave"
-            " one of them out"
+            f"{mode} starts no other runs, so {clash[0]} has no meaning beside it; leave one of"
+            " them out"
         )
     if args.read and not args.pivot:
         raise UserError("--read chooses the figure of --pivot; it needs --pivot ROWS,COLUMNS")
@@ -90,7 +81,7 @@ def launch(args: argparse.Namespace, data: dict[str, Any], jobs: list[Job], fold
     if args.launcher == "slurm":
         folder.begin(data, jobs)
         ready = [job for job in todo if not waits(job, folder)]
-        script, number = slurm.submit(ready, folder, task, args.workers, args.slurm)
+        script, number = submit(ready, folder, task, args.workers, args.slurm)
         if len(ready) < len(todo):
             commands.note(
                 f"{len(todo) - len(ready)} runs start from some of these; repeat the command when"
@@ -117,13 +108,9 @@ def show(args: argparse.Namespace, jobs: list[Job], folder: Folder) -> int:
     if args.json:
         emit("end", runs=len(jobs), **number, results=str(written))
     else:
-        table = (
-            pivots.written(jobs, folder, args.pivot, args.read)
-            if args.pivot
-            else results(jobs, folder)
-        )
+        pivot = pivots.written(jobs, folder, args.pivot, args.read) if args.pivot else ""
         last = f"written: {written}; figures: fedjax-sim report {folder.path}"
-        print("\n".join(filter(None, [table, last])))
+        print("\n".join(filter(None, [pivot if args.pivot else results(jobs, folder), last])))
     return 1 if number[FAILED] or number[DAMAGED] else 0
 
 

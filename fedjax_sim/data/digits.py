@@ -27,9 +27,8 @@ def enlarged(levels: np.ndarray) -> np.ndarray:
     machine.
     """
     weights = np.rint(14 * interpolation_matrix(8, 28)).astype(np.int32)  # [28, 8]
-    sums = (
-        weights @ levels.astype(np.int32) @ weights.T
-    )  # [n, 28, 28], 14 * 14 times the interpolated level
+    # [n, 28, 28], 14 * 14 times the interpolated level
+    sums = weights @ levels.astype(np.int32) @ weights.T
     denominator = 14 * 14 * 16
     return ((255 * sums + denominator // 2) // denominator).astype(np.uint8)[..., None]
 

@@ -50,31 +50,24 @@ class Federation:
     y: Array  # [D] int32; or what the task has: [D, K] float or uint8, [D, T] int32
     rows: dict[str, Array]  # split -> [N, S_split] int32, padded with row 0 (a valid row)
     size: dict[str, Array]  # split -> [N] int32, true lengths
-    server_rows: dict[
-        str, Array
-    ]  # server-side rows [R] int32: "test" always, "val" only if the protocol has it
+    # server-side rows [R] int32: "test" always, "val" only if the protocol has it
+    server_rows: dict[str, Array]
     mean: Array  # [C]
     std: Array  # [C]
     scale: Array  # []  1/255 for uint8, 1 for floats
     classes: int = dataclasses.field(metadata={"static": True})
     name: str = dataclasses.field(default="arrays", metadata={"static": True})
-    augment: str = dataclasses.field(
-        default="", metadata={"static": True}
-    )  # "" or "crop_flip": the engine applies it
+    # "" or "crop_flip": the engine applies it
+    augment: str = dataclasses.field(default="", metadata={"static": True})
     task: str = dataclasses.field(default="classification", metadata={"static": True})
-    origin: Origin = dataclasses.field(
-        default=Origin("arrays"), metadata={"static": True}
-    )  # equal to every other one
+    # equal to every other one
+    origin: Origin = dataclasses.field(default=Origin("arrays"), metadata={"static": True})
 
     def __repr__(self) -> str:
-        sides = "x".join(
-            map(str, getattr(self.x, "shape", ()))
-        )  # inside JAX the leaves may be anything
-        clients = (
-            (*getattr(self.size.get("train"), "shape", ()), "?")[0]
-            if isinstance(self.size, dict)
-            else "?"
-        )
+        # inside JAX the leaves may be anything
+        sides = "x".join(map(str, getattr(self.x, "shape", ())))
+        sizes = self.size.get("train") if isinstance(self.size, dict) else None
+        clients = (*getattr(sizes, "shape", ()), "?")[0]
         what = "classes" if self.task == "classification" else f"outputs of a {self.task} task"
         return (
             f"Federation({self.name}: examples {sides}, {self.classes} {what}, {clients} clients;"
@@ -120,11 +113,7 @@ class Federation:
         Of a sequence its tokens, of labels those that are 1, of regression the examples, for every
         output.
         """
-        rows, size, y = (
-            np.asarray(self.rows[split]),
-            np.asarray(self.size[split]),
-            np.asarray(self.y),
-        )
+        rows, size, y = map(np.asarray, (self.rows[split], self.size[split], self.y))
         target = task_called(self.task).target
         if target == REAL:
             return np.repeat(size[:, None].astype(np.int64), self.classes, 1)
@@ -133,16 +122,14 @@ class Federation:
             if target == LABELS:
                 return np.stack([own.sum(0, dtype=np.int64) for own in each])
             return np.stack([np.bincount(own[own >= 0], minlength=self.classes) for own in each])
-        owner, _ = np.nonzero(
-            np.arange(rows.shape[1]) < size[:, None]
-        )  # row-major, as the boolean gather below
-        labels = y[rows[np.arange(rows.shape[1]) < size[:, None]]]
+        filled = np.arange(rows.shape[1]) < size[:, None]
+        owner, labels = np.nonzero(filled)[0], y[rows[filled]]  # both row by row
         flat = np.bincount(owner * self.classes + labels, minlength=self.num_clients * self.classes)
         return flat.reshape(self.num_clients, self.classes)
 
     def describe(self) -> str:
         """A short table: sizes per split, label skew, and the label counts of the first clients."""
-        return _describe(self)
+        return described(self)
 
     def plot(self, path: str | os.PathLike[str], split: str = "train", most: int = 100) -> None:
         """Draw who has how many examples of which class: a bubble per client (the first `most`) and
@@ -228,12 +215,8 @@ def _next_tokens(x: Any, y: Any, test: Any, task: str) -> tuple[Any, Any, Any]:
     if y is not None:
         return x, y, test
     x = np.asarray(x)
-    if (
-        task_called(task).target != TOKENS
-        or x.dtype.kind not in "iu"
-        or x.ndim != 2
-        or x.shape[1] < 2
-    ):
+    tokens = task_called(task).target == TOKENS and x.dtype.kind in "iu"
+    if not tokens or x.ndim != 2 or x.shape[1] < 2:
         raise UserError(
             f"y may be left out for tokens [D, T] with T >= 2 alone; x has the shape {x.shape},"
             f" task {task}"
@@ -259,26 +242,20 @@ def pad_rows(per_client: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 def channel_moments(x: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation per channel of `x * scale`, [C] each; a constant channel gets std
     1."""
-    if (
-        x.dtype == np.uint8
+    if x.dtype == np.uint8:
         # exact integer histogram per channel: no float copy of the pool, the same bits on any
         # machine
-    ):
-        counts = [
-            np.bincount(x[..., c].ravel(), minlength=256).tolist() for c in range(x.shape[-1])
-        ]
+        counts = [np.bincount(x[..., c].ravel(), minlength=256) for c in range(x.shape[-1])]
         sums = [
-            [sum(n * v**power for v, n in enumerate(channel)) for power in range(3)]
+            [sum(n * v**power for v, n in enumerate(channel.tolist())) for power in range(3)]
             for channel in counts
         ]
         mean = np.array([s1 / s0 for s0, s1, _ in sums]) * scale
         variance = np.array([(s0 * s2 - s1**2) / s0**2 for s0, s1, s2 in sums]) * scale**2
     else:
         axes = tuple(range(x.ndim - 1))
-        mean, variance = (
-            x.mean(axes, dtype=np.float64) * scale,
-            x.var(axes, dtype=np.float64) * scale**2,
-        )
+        mean = x.mean(axes, dtype=np.float64) * scale
+        variance = x.var(axes, dtype=np.float64) * scale**2
     std = np.sqrt(variance)
     return mean, np.where(std >= SMALLEST, std, 1.0)
 
@@ -367,10 +344,8 @@ def _with_test(
     set)."""
     found = np.zeros(0, np.int32)
     if isinstance(test, tuple) and len(test) == 2 and np.ndim(test[0]) >= 2:
-        test_x, test_y = (
-            check_inputs(test[0], "test x", task),
-            check_targets(test[1], "test y", task),
-        )
+        test_x = check_inputs(test[0], "test x", task)
+        test_y = check_targets(test[1], "test y", task)
         if test_x.shape[1:] != x.shape[1:] or test_x.dtype != x.dtype or len(test_x) != len(test_y):
             raise UserError(
                 f"test images {test_x.shape} {test_x.dtype} with {len(test_y)} labels do not fit"
@@ -434,10 +409,10 @@ def _per_channel(value: Any, channels: int, what: str) -> np.ndarray:
     return np.broadcast_to(array, (channels,)).copy()
 
 
-shown_text = shown
+MOST_LINES, MOST_COLUMNS = 10, 20  # of a table of label counts: clients and classes
 
 
-def _describe(fed: Federation, shown: int = 10, widest: int = 20) -> str:
+def described(fed: Federation) -> str:
     counts = fed.label_counts()
     words = "classes" if fed.task == "classification" else f"outputs ({fed.task})"
     lines = [
@@ -460,7 +435,7 @@ def _describe(fed: Federation, shown: int = 10, widest: int = 20) -> str:
     )
     if fed.vocabulary:
         lines.append(
-            f"  vocabulary of {len(fed.vocabulary)}: {shown_text(''.join(fed.vocabulary), 400)}"
+            f"  vocabulary of {len(fed.vocabulary)}: {shown(''.join(fed.vocabulary), 400)}"
         )
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     overall = counts.sum(0) / max(counts.sum(), 1)
@@ -468,13 +443,13 @@ def _describe(fed: Federation, shown: int = 10, widest: int = 20) -> str:
         f"  label skew: {(counts > 0).sum(1).mean():.1f} classes per client, mean total variation"
         f" from the overall labels {0.5 * np.abs(share - overall).sum(1).mean():.3f}"
     )
-    if fed.classes <= widest:
+    if fed.classes <= MOST_COLUMNS:
         width = max(4, len(str(counts.max())))
         lines.append("  client " + " ".join(f"{c:>{width}}" for c in range(fed.classes)))
         lines += [
             f"  {i:>6} " + " ".join(f"{n:>{width}}" for n in row)
-            for i, row in enumerate(counts[:shown])
+            for i, row in enumerate(counts[:MOST_LINES])
         ]
-        if fed.num_clients > shown:
-            lines.append(f"  ... {fed.num_clients - shown} more clients")
+        if fed.num_clients > MOST_LINES:
+            lines.append(f"  ... {fed.num_clients - MOST_LINES} more clients")
     return "\n".join(lines)

@@ -37,28 +37,15 @@ def bubble_plot(
     shown = len(counts)
     client, label = np.nonzero(counts)
     number = counts[client, label]
-    figure = Figure(
-        figsize=(
-            float(np.clip(0.22 * shown + 1.5, 4, 18)),
-            float(np.clip(0.28 * federation.classes, 3, 14)),
-        ),
-        layout="constrained",
-    )
+    wide, high = np.clip(0.22 * shown + 1.5, 4, 18), np.clip(0.28 * federation.classes, 3, 14)
+    figure = Figure(figsize=(float(wide), float(high)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.scatter(client, label, s=160 * number / counts.max(), alpha=0.75, linewidths=0)
-    note = (
-        ""
-        if shown == federation.num_clients
-        else f" (first {shown} of {federation.num_clients} clients)"
-    )
-    axes.set(
-        xlabel="client",
-        ylabel="class",
-        title=f"{federation.name}, {split}{note}; largest bubble {counts.max()}",
-        xlim=(-1, shown),
-        ylim=(-1, federation.classes),
-    )
+    every = federation.num_clients
+    note = "" if shown == every else f" (first {shown} of {every} clients)"
+    axes.set_title(f"{federation.name}, {split}{note}; largest bubble {counts.max()}")
+    axes.set(xlabel="client", ylabel="class", xlim=(-1, shown), ylim=(-1, federation.classes))
     if federation.classes <= 20:
         axes.set_yticks(range(federation.classes))
     figure.savefig(path, dpi=200)

@@ -32,9 +32,8 @@ IDX_FILES = {
     "x_test": "t10k-images-idx3-ubyte.gz",
     "y_test": "t10k-labels-idx1-ubyte.gz",
 }
-DEBIAN_FOLDERS = {
-    "fashion_mnist": "/usr/share/datasets/fashion-mnist"
-}  # the package dataset-fashion-mnist
+# the package dataset-fashion-mnist
+DEBIAN_FOLDERS = {"fashion_mnist": "/usr/share/datasets/fashion-mnist"}
 TFDS_NAMES = ("mnist", "fashion_mnist", "cifar10", "cifar100", "omniglot")
 
 
@@ -87,11 +86,7 @@ def read_named(name: str, data_dir: str | os.PathLike[str] | None, download: boo
 
 def missing(name: str, folder: pathlib.Path | None) -> UserError:
     """One sentence with the ways to get a dataset."""
-    place = (
-        f"the data folder '{shown(folder)}'"
-        if folder is not None
-        else "the folder named by --data-dir"
-    )
+    place = f"the data folder '{shown(folder)}'" if folder else "the folder named by --data-dir"
     ways = [f"put {name}.npz with {', '.join(KEYS)} into {place}"]
     if name in DEBIAN_FOLDERS:
         ways.append("install Debian's dataset-" + name.replace("_", "-"))
@@ -142,9 +137,8 @@ def read_idx(path: pathlib.Path) -> np.ndarray:
             sizes = file.read(4 * head[3])
             shape = [int.from_bytes(sizes[i : i + 4], "big") for i in range(0, len(sizes), 4)]
             expected = math.prod(shape)
-            if (
-                len(sizes) < 4 * head[3] or expected > 1100 * path.stat().st_size
-            ):  # gzip packs at most 1,032 bytes into one
+            if len(sizes) < 4 * head[3] or expected > 1100 * path.stat().st_size:
+                # gzip packs at most 1,032 bytes into one
                 raise UserError(
                     f"'{shown(path)}' is not an idx file: it claims the shape {shown(shape)}"
                 )
@@ -175,12 +169,9 @@ def read_tfds(name: str, folder: pathlib.Path | None, download: bool) -> Arrays 
     """A dataset prepared by tensorflow-datasets, read without TensorFlow; prepared first if
     `download`."""
     default = user_path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
-    prepared = [
-        info.parent
-        for root in (folder, default)
-        if root is not None
-        for info in sorted((root / name).glob("**/dataset_info.json"))
-    ]
+    roots = filter(None, (folder, default))
+    found = [sorted((root / name).glob("**/dataset_info.json")) for root in roots]
+    prepared = [info.parent for infos in found for info in infos]
     if not prepared and not download:
         return None
     if importlib.util.find_spec("tensorflow_datasets") is None:
@@ -228,8 +219,7 @@ def _prepare(tfds: Any, name: str, root: pathlib.Path) -> Any:
     try:
         builder = tfds.builder(name, data_dir=str(root), file_format="array_record")
         builder.download_and_prepare()
-    except (
-        Exception
-    ) as error:  # network, disk and checksum errors of many types, all of them the user's to see
+    except Exception as error:
+        # network, disk and checksum errors of many types, all of them the user's to see
         raise UserError(f"could not download and prepare {name} ({reason(error)})") from error
     return builder

@@ -19,14 +19,10 @@ import numpy as np
 from fedjax_sim.data.memory import refuse_if_too_large
 from fedjax_sim.data.npz import Arrays, reason
 from fedjax_sim.data.spec import parse_options, shown, text
-from fedjax_sim.data.tables import columns_text, held_out
+from fedjax_sim.data.tables import LABELS, SPLIT, columns_text, held_out, in_test, train_and_test
 from fedjax_sim.errors import UserError
 
-LABELS, CLIENTS, SPLIT = (
-    ("label", "y"),
-    ("client", "user", "group", "domain", "id", "user_id", "client_id"),
-    "split",
-)
+CLIENTS = ("client", "user", "group", "domain", "id", "user_id", "client_id")
 OPTIONS = {"label": text, "client": text, "split": text, "features": text}
 ENDINGS = (".parquet", ".csv")
 
@@ -89,28 +85,19 @@ def read_frame(path: pathlib.Path, given: Mapping[str, str]) -> tuple[Arrays, st
     features = named.get("features") or [name for name in rest if frame[name].dtype.kind in "biuf"]
     words = [name for name in features if frame[name].dtype.kind not in "biuf"]
     if words or not features:
-        what = (
-            f"the column '{shown(words[0])}' has no numbers and cannot be a feature"
-            if words
-            else "no column of numbers"
-        )
+        what = "no column of numbers"
+        if words:
+            what = f"the column '{shown(words[0])}' has no numbers and cannot be a feature"
         raise UserError(f"'{where}': {what}; features=A+B names the features")
-    said = columns_text(
-        features=features,
-        label=labels,
-        split=[split],
-        client=clients,
-        facts=[name for name in rest if name not in features],
-    )
+    others = [name for name in rest if name not in features]
+    roles = dict(features=features, label=labels, split=[split], client=clients, facts=others)
     facts = {
         name: fact(frame[name]) for name in (*clients, *rest) if name not in (*features, "x", "y")
     }
     facts |= {"client": facts[clients[0]]} if len(clients) == 1 and clients[0] in facts else {}
     x = frame[features].to_numpy(np.float32)
     is_test = held_out(y) if split is None else in_test(where, frame[split])
-    pairs = {"x": x, "y": y, **facts}
-    parts = (("train", ~is_test), ("test", is_test))
-    return {f"{k}_{p}": v[on] for k, v in pairs.items() for p, on in parts}, said
+    return train_and_test(is_test, {"x": x, "y": y, **facts}), columns_text(**roles)
 
 
 def load_frame(path: pathlib.Path) -> Any:
@@ -152,11 +139,9 @@ def targets(where: str, frame: Any) -> np.ndarray:
         values = frame[name].to_numpy()
         if kind in "biu":
             return values.astype(np.int64)
-        return (
-            values.astype(np.float32)
-            if kind == "f"
-            else np.unique(values.astype(str), return_inverse=True)[1]
-        )
+        if kind == "f":
+            return values.astype(np.float32)
+        return np.unique(values.astype(str), return_inverse=True)[1]
     words = [name for name, kind in kinds.items() if kind not in "biuf"]
     if words:
         raise UserError(
@@ -171,13 +156,3 @@ def fact(column: Any) -> np.ndarray:
     """Whole numbers as they are, all else as text."""
     values = column.to_numpy()
     return values.astype(np.int64) if values.dtype.kind in "biu" else values.astype(str)
-
-
-def in_test(where: str, column: Any) -> np.ndarray:
-    words = [str(word).strip().lower() for word in column]
-    for number, word in enumerate(words):
-        if word not in ("train", "test"):
-            raise UserError(
-                f"'{where}': row {number} has the split '{shown(word)}'; allowed: train, test"
-            )
-    return np.array([word == "test" for word in words])

@@ -8,12 +8,12 @@ import pathlib
 
 from fedjax_sim.errors import UserError
 
-SMALL = 1 << 26  # below 64 MB nobody asks
+SMALL = 1 << 26  # below 64 MB the memory is not checked
 
 
 def available() -> int | None:
-    """Bytes that a new array may take: free memory and the container's limit; None where nobody
-    says."""
+    """Bytes that a new array may take: free memory and the container's limit; None if
+    neither is known."""
     found = []
     try:
         for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
@@ -37,18 +37,15 @@ def available() -> int | None:
 
 
 def in_words(number: int) -> str:
-    """A size for people.
+    """A size with its unit.
 
     >>> in_words(3_200_000_000), in_words(640 * 10**12)
     ('3.2 GB', '640 TB')
     """
     for unit, size in (("EB", 10**18), ("TB", 10**12), ("GB", 10**9), ("MB", 10**6)):
         if number >= size:
-            return (
-                f"{number / size:.3g} {unit}"
-                if number < 1000 * size
-                else f"{number // size} {unit}"
-            )
+            amount = f"{number / size:.3g}" if number < 1000 * size else f"{number // size}"
+            return f"{amount} {unit}"
     return f"{number} bytes"
 
 

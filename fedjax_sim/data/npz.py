@@ -1,5 +1,5 @@
-"""Reading `.npz` files that nobody vouches for: nothing is unpickled, nothing is allocated on a
-header's word alone.
+"""Reading untrusted `.npz` files: nothing is unpickled, and no array is allocated by its header
+alone.
 
 A `.npz` is a zip of `.npy` members; each begins with a header that claims a dtype and a shape.
 Before an array is made, the claim is compared with the bytes that the member really has, and these
@@ -22,10 +22,8 @@ from fedjax_sim.data.spec import shown
 from fedjax_sim.errors import UserError
 
 Arrays = dict[str, np.ndarray]
-METHODS = {
-    zipfile.ZIP_STORED: 1,
-    zipfile.ZIP_DEFLATED: 1100,
-}  # what NumPy writes -> the most one byte can become
+# what NumPy writes -> the most one byte can become
+METHODS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1100}
 KINDS = "biufUS"  # bool, integers, floats, text: what an example or a fact of it can be
 BLOCK = 1 << 24
 
@@ -114,11 +112,8 @@ def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> np.nda
             raw[start : start + len(block)] = np.frombuffer(block, np.uint8)
             start += len(block)
     array = flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
-    return (
-        np.ascontiguousarray(array, dtype.newbyteorder("="))
-        if shape
-        else array.astype(dtype.newbyteorder("="))
-    )
+    native = dtype.newbyteorder("=")
+    return np.ascontiguousarray(array, native) if shape else array.astype(native)
 
 
 def _header(file: IO[bytes], where: str) -> tuple[np.dtype, tuple[int, ...], bool]:
@@ -136,13 +131,8 @@ def _header(file: IO[bytes], where: str) -> tuple[np.dtype, tuple[int, ...], boo
         raise
     except Exception:
         raise UserError(f"{where} is not a plain NumPy array (.npy)") from None
-    if (
-        dtype.hasobject
-        or dtype.names
-        or dtype.subdtype
-        or dtype.kind not in KINDS
-        or dtype.itemsize == 0
-    ):
+    compound = dtype.hasobject or dtype.names or dtype.subdtype
+    if compound or dtype.kind not in KINDS or dtype.itemsize == 0:
         raise UserError(
             f"{where} has the dtype {shown(dtype)}; allowed: numbers, bool and text, as plain"
             " arrays"

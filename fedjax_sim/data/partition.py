@@ -108,9 +108,8 @@ def _dirichlet_counts(per_class: np.ndarray, clients: int, alpha: float, rng: Rn
         if not p.sum() > 0:  # a tiny alpha may put all its mass on clients that are full
             p = open_.astype(float)
         ends = np.cumsum(p)
-        cuts = (ends / ends[-1] * number).astype(
-            np.int64
-        )  # the last open client reaches exactly `number`
+        # the last open client reaches exactly `number`
+        cuts = (ends / ends[-1] * number).astype(np.int64)
         counts[:, k] = np.diff(cuts, prepend=0)
         given += counts[:, k]
     return counts
@@ -124,9 +123,8 @@ def _top_up(rows: Rows, least: int, tries: int, rng: Rng) -> Rows:
     poor = np.flatnonzero(size < least)
     for i in poor:
         while size[i] < least:
-            donor = int(
-                size.argmax()
-            )  # holds more than `least`: N least <= n and client i is below it
+            # holds more than `least`: N least <= n and client i is below it
+            donor = int(size.argmax())
             moved = int(np.minimum(least - size[i], size[donor] - least))
             rows[i] = np.concatenate([rows[i], rows[donor][-moved:]])
             rows[donor] = rows[donor][:-moved]
@@ -194,9 +192,8 @@ def pathological(
             part = np.full(len(holders), int(mean))
         else:
             high = max(int(mean), 1)
-            low = np.minimum(
-                int(max(mean / 10, min / classes)), high - 1
-            )  # never above the mean: what is over is >= 0
+            # never above the mean: what is over is >= 0
+            low = np.minimum(int(max(mean / 10, min / classes)), high - 1)
             part = rng.integers(low, high, size=len(holders))
         part[-1] = len(rows) - part[:-1].sum()
         counts[holders, k] = part
@@ -249,11 +246,8 @@ def mnist_star(
     number = np.diff(ends, prepend=0)  # clients per domain
     pools = shuffled_by_class(domain, len(mix), rng)
     width = min(len(pool) // n for pool, n in zip(pools, number, strict=True) if n)
-    return [
-        rows
-        for pool, n in zip(pools, number, strict=True)
-        for rows in pool[: n * width].reshape(n, width)
-    ]
+    cut = [pool[: n * width].reshape(n, width) for pool, n in zip(pools, number, strict=True)]
+    return [rows for several in cut for rows in several]
 
 
 def omniglot(y: np.ndarray, clients: int, rng: Rng, extra: Extra, *, drop: float = 0.0) -> Rows:
@@ -362,11 +356,8 @@ def _needs(name: str, key: str, extra: Extra) -> np.ndarray:
             f" {name} has"
         )
     values = np.asarray(extra[key])
-    if (
-        values.dtype.kind not in "iu"
-        or values.min(initial=0) < 0
-        or values.max(initial=0) >= MOST_CLASSES
-    ):
+    whole = values.dtype.kind in "iu"  # of text there is no least and no most
+    if not (whole and values.min(initial=0) >= 0 and values.max(initial=0) < MOST_CLASSES):
         raise UserError(
             f"the partition {name} needs whole numbers from 0 up as '{key}', got {values.dtype}"
         )
@@ -389,7 +380,7 @@ class Partitioner:
     help: str
     options: Mapping[str, Converter] = dataclasses.field(default_factory=dict)
     positional: str | None = None
-    required: tuple[str, ...] = ()
+    required: bool = False  # the positional option
 
 
 PARTITIONS: dict[str, Partitioner] = {
@@ -399,21 +390,21 @@ PARTITIONS: dict[str, Partitioner] = {
         "column:client (option min): one client for each value of a column of the data",
         {"name": text, "min": positive_int},
         "name",
-        ("name",),
+        True,
     ),
     "dirichlet": Partitioner(
         dirichlet,
         "dirichlet:0.1 (alpha; options min, tries): Dirichlet label shares, near-balanced sizes",
         {"alpha": positive_float, "min": positive_int, "tries": draws},
         "alpha",
-        ("alpha",),
+        True,
     ),
     "shards": Partitioner(
         shards,
         "shards:2: sort by label, 2 shards per client (McMahan)",
         {"s": positive_int},
         "s",
-        ("s",),
+        True,
     ),
     "pathological": Partitioner(
         pathological,
@@ -421,14 +412,14 @@ PARTITIONS: dict[str, Partitioner] = {
         " (PFLlib)",
         {"s": positive_int, "balance": boolean, "min": positive_int},
         "s",
-        ("s",),
+        True,
     ),
     "fixed": Partitioner(
         fixed,
         "fixed:2: class i mod C plus random others, 2 classes per client",
         {"fc": positive_int},
         "fc",
-        ("fc",),
+        True,
     ),
     "mnist_star": Partitioner(
         mnist_star,
@@ -458,12 +449,11 @@ def parse_partition(spec: str) -> tuple[str, dict[str, Any]]:
     name, body = split_spec(spec)
     entry = lookup("partition", shown(name), PARTITIONS)
     options = parse_options(spec, body, entry.options, entry.positional)
-    for key in entry.required:
-        if key not in options:
-            raise UserError(
-                f"the partition '{shown(spec)}' needs its {key}, e.g."
-                f" {entry.help.split(' ')[0].rstrip(':')}"
-            )
+    if entry.required and entry.positional not in options:
+        raise UserError(
+            f"the partition '{shown(spec)}' needs its {entry.positional}, e.g."
+            f" {entry.help.split(' ')[0].rstrip(':')}"
+        )
     return name, options
 
 

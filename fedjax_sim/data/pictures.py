@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import warnings
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from fedjax_sim.data.memory import refuse_if_too_large
 from fedjax_sim.data.npz import Arrays, reason
 from fedjax_sim.data.spec import shown
-from fedjax_sim.data.tables import held_out
+from fedjax_sim.data.tables import held_out, train_and_test
 from fedjax_sim.errors import UserError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -27,14 +28,9 @@ def picture_size(text: str) -> tuple[int, int]:
     ((32, 32), (32, 48))
     """
     parts = text.split("x")
-    sides = [
-        int(part) for part in parts if part.isascii() and part.isdigit() and 1 <= len(part) <= 4
-    ]
-    if (
-        len(sides) != len(parts)
-        or len(parts) > 2
-        or not all(1 <= side <= LARGEST for side in sides)
-    ):
+    sides = [int(part) for part in parts if re.fullmatch("[0-9]{1,4}", part)]
+    fit = all(1 <= side <= LARGEST for side in sides)
+    if len(sides) != len(parts) or len(parts) > 2 or not fit:
         raise UserError(
             f"size '{shown(text)}' cannot be read; write size=32, or size=32x48 (height x width), 1"
             f" to {LARGEST}"
@@ -56,11 +52,8 @@ def read_pictures(folder: pathlib.Path, size: tuple[int, int] | None = None) -> 
         raise UserError(
             "reading a folder of pictures needs pillow: pip install 'fedjax-sim[images]'"
         ) from None
-    parts = (
-        [folder / "train", folder / "test"]
-        if (folder / "train").is_dir() and (folder / "test").is_dir()
-        else [folder]
-    )
+    both = [folder / "train", folder / "test"]
+    parts = both if all(part.is_dir() for part in both) else [folder]
     classes = sorted({place.name for part in parts for place in _folders(part)})
     files = [
         (file, number, part.name == "test")
@@ -73,41 +66,26 @@ def read_pictures(folder: pathlib.Path, size: tuple[int, int] | None = None) -> 
             f"'{shown(folder)}' has no pictures: put them into one subfolder per class"
             f" ({', '.join(ENDINGS)})"
         )
-    y, in_test = (
-        np.array([label for _, label, _ in files]),
-        np.array([test for _, _, test in files]),
-    )
+    y, in_test = (np.array([file[i] for file in files]) for i in (1, 2))
     is_test = in_test if len(parts) == 2 else held_out(y)
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        lenient, ImageFile.LOAD_TRUNCATED_IMAGES = (
-            ImageFile.LOAD_TRUNCATED_IMAGES,
-            False,
-        )  # other libraries set it for all
+        # other libraries set it for all
+        lenient, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
         try:
             x = _stack(Image, [file for file, _, _ in files], size)
         finally:
             ImageFile.LOAD_TRUNCATED_IMAGES = lenient
-    return {
-        "x_train": x[~is_test],
-        "y_train": y[~is_test],
-        "x_test": x[is_test],
-        "y_test": y[is_test],
-    }
+    return train_and_test(is_test, {"x": x, "y": y})
 
 
 def _folders(place: pathlib.Path) -> list[pathlib.Path]:
-    return [
-        inside for inside in place.iterdir() if inside.is_dir() and not inside.name.startswith(".")
-    ]
+    return [one for one in place.iterdir() if one.is_dir() and not one.name.startswith(".")]
 
 
 def _files(place: pathlib.Path) -> list[pathlib.Path]:
-    return (
-        [file for file in place.iterdir() if file.suffix.lower() in ENDINGS]
-        if place.is_dir()
-        else []
-    )
+    inside = place.iterdir() if place.is_dir() else ()
+    return [file for file in inside if file.suffix.lower() in ENDINGS]
 
 
 def _stack(image: Any, files: list[pathlib.Path], resized: tuple[int, int] | None) -> np.ndarray:

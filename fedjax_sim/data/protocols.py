@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.data import frames
-from fedjax_sim.data.arrays import check_targets, outputs_of
+from fedjax_sim.data.arrays import check_targets, outputs_of, place_in_class
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.partition import clients_of
 from fedjax_sim.data.partition import partition as share_out
@@ -23,8 +23,8 @@ from fedjax_sim.tasks import CLASS, task_called
 
 log = logging.getLogger(__name__)
 TRAIN_ONLY = ("tiny_imagenet",)  # merged protocols use its training folder alone
-CLIENTS = 20  # where nobody says how many
-PARTITION = "dirichlet:0.3"  # where nobody says
+CLIENTS = 20  # by default
+PARTITION = "dirichlet:0.3"  # by default
 AUTO = "auto"  # the task that the data look like
 NORMS = ("dataset", "pfllib", "none")
 
@@ -44,9 +44,8 @@ class Protocol:
     fractions: Mapping[str, float]
     server_validation: bool = False
     least: int = 0
-    augment: Mapping[str, str] = dataclasses.field(
-        default_factory=dict
-    )  # dataset -> augmentation of training batches
+    # dataset -> augmentation of training batches
+    augment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 PROTOCOLS: dict[str, Protocol] = {
@@ -96,11 +95,7 @@ def stratified(y: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarr
     exact = counts * number / len(y)
     quota = np.floor(exact).astype(int)
     quota[np.argsort(quota - exact, kind="stable")[: number - quota.sum()]] += 1
-    order = rng.permutation(len(y))
-    order = order[np.argsort(y[order], kind="stable")]
-    starts = np.cumsum(counts) - counts
-    place = np.arange(len(y)) - np.repeat(starts, counts)  # place of each example inside its class
-    return np.sort(order[place < np.repeat(quota, counts)])
+    return np.flatnonzero(place_in_class(y, rng.permutation(len(y))) < quota[y])
 
 
 def split_client(
@@ -141,7 +136,7 @@ def split_client(
     return {"train": order[start:], **parts}
 
 
-BATCH = 64  # where nobody says a batch size
+BATCH = 64  # by default
 
 
 def _check_words(norm: str, val_fraction: float | None) -> None:
@@ -156,16 +151,8 @@ def _check_words(norm: str, val_fraction: float | None) -> None:
 def _facts(data: Dataset, rule: Protocol, norm: str) -> dict[str, Any]:
     """What a federation has of its dataset."""
     mean, std = {"dataset": (data.mean, data.std), "pfllib": (0.5, 0.5), "none": (0.0, 1.0)}[norm]
-    augment = rule.augment.get(data.name, "")
-    return dict(
-        classes=data.classes,
-        name=data.name,
-        augment=augment,
-        task=data.task,
-        vocabulary=data.vocabulary,
-        mean=mean,
-        std=std,
-    )
+    same = {n: getattr(data, n) for n in ("classes", "name", "task", "vocabulary")}
+    return same | dict(mean=mean, std=std, augment=rule.augment.get(data.name, ""))
 
 
 def _held_back(
@@ -186,10 +173,9 @@ def _held_back(
 def _fractions(rule: Protocol, val_fraction: float | None) -> tuple[dict[str, float], float]:
     """(what a client's rows are split into beside training; the validation share of the training
     part)."""
-    asked = {
-        k: f if k != "val" or val_fraction is None else val_fraction
-        for k, f in rule.fractions.items()
-    }
+    asked = dict(rule.fractions)
+    if "val" in asked and val_fraction is not None:
+        asked["val"] = val_fraction
     fractions = {k: f for k, f in asked.items() if f > 0}
     return fractions, val_fraction if val_fraction and "val" not in fractions else 0.0
 
@@ -234,7 +220,7 @@ def federate(
     clients: where not given 20, or under column:NAME one for each value. norm: "dataset" (published
     mean and std, else computed from the clients' training rows), "pfllib" (0.5, 0.5) or "none".
     server_val: examples of the official training set kept by the server (protocol standard only),
-    default min(1000, 10 % of them), 0 for none. task: what the data look like, unless it is named.
+    default min(1000, 10 % of them), 0 for none. task: auto: by the form of the data.
     val_fraction: None for what the protocol says; a number f replaces the protocol's own validation
     share, and under a protocol without one every client holds back f of its training part (at least
     one example where it has two), the test rows being the same; 0 for none. batch_size: only enters
@@ -321,10 +307,8 @@ def _load(
 
 def _examples(data: Dataset) -> str:
     """What there is, for the description."""
-    text = (
-        f"{len(data.y_train) + len(data.y_test)} examples"
-        f" {'x'.join(map(str, data.x_train.shape[1:]))}"
-    )
+    sides = "x".join(map(str, data.x_train.shape[1:]))
+    text = f"{len(data.y_train) + len(data.y_test)} examples {sides}"
     return text + (f", vocabulary of {len(data.vocabulary)}" if data.vocabulary else "")
 
 
@@ -342,17 +326,14 @@ BY_CLASS = ("dirichlet", "shards", "pathological", "fixed", "mnist_star", "omnig
 
 
 def as_task(data: Dataset, task: str) -> Dataset:
-    """The same examples under a task that somebody names; their targets must fit it."""
+    """The same examples under another task; their targets must fit it."""
     train, test = (
         check_targets(getattr(data, name), f"{data.name}: {name}", task)
         for name in ("y_train", "y_test")
     )
     both = np.concatenate([data.x_train, data.x_test]), np.concatenate([train, test])
-    classes = (
-        data.classes
-        if task_called(task).target == task_called(data.task).target
-        else outputs_of(task, *both)
-    )
+    same = task_called(task).target == task_called(data.task).target
+    classes = data.classes if same else outputs_of(task, *both)
     return dataclasses.replace(data, y_train=train, y_test=test, task=task, classes=classes)
 
 
@@ -363,8 +344,8 @@ def strata(data: Dataset, y: np.ndarray) -> np.ndarray:
 
 
 def natural_partition(data: Dataset, partition: str) -> str:
-    """A partition by classes, where nobody asked for another, means nothing without classes: the
-    clients that the data have, else equal parts."""
+    """The partition to use. Without classes the default becomes the clients that the data have,
+    else equal parts, and another partition by classes is refused."""
     if (
         task_called(data.task).target == CLASS
         or partition.partition(":")[0].strip() not in BY_CLASS
@@ -386,20 +367,14 @@ def _named(dataset: str | os.PathLike[str] | Dataset) -> str:
     text = os.fspath(dataset)
     kind, colon, path = text.partition(":")
     if kind in DATASETS:
-        return shown(
-            f"{kind}:{os.path.basename(path.rstrip('/'))}"
-            if DATASETS[kind].by_path and colon
-            else text
-        )
+        by_path = DATASETS[kind].by_path and colon
+        return shown(f"{kind}:{os.path.basename(path.rstrip('/'))}" if by_path else text)
     return shown(os.path.basename(text))
 
 
 def _is_fraction(value: object) -> bool:
-    return (
-        isinstance(value, int | float | np.number)
-        and not isinstance(value, bool)
-        and bool(0 <= value < 1)
-    )  # type: ignore
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    return number and bool(0 <= value < 1)  # type: ignore[operator]
 
 
 def _with_pfllib_minimum(
@@ -408,11 +383,8 @@ def _with_pfllib_minimum(
     """PFLlib's smallest client, min(B / (1 - train share), n / N / 2), for its partitions unless
     given."""
     name, _, body = spec.partition(":")
-    if (
-        name.strip() not in ("dirichlet", "pathological")
-        or not rule.merge
-        or "min=" in body.replace(" ", "")
-    ):
+    said = "min=" in body.replace(" ", "")
+    if name.strip() not in ("dirichlet", "pathological") or not rule.merge or said:
         return spec
     least = int(min(batch_size / sum(rule.fractions.values()), total / max(clients, 1) / 2))
     return f"{spec},min={max(least, 1)}"

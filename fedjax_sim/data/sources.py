@@ -15,8 +15,14 @@ import numpy as np
 from fedjax_sim.data import digits, frames, tables
 from fedjax_sim.data import synthetic as synthetic_images
 from fedjax_sim.data import text as texts
-from fedjax_sim.data.arrays import check_inputs, check_labels, check_targets, outputs_of
-from fedjax_sim.data.folder import exists, read_idx_folder, read_named, read_npz, user_path
+from fedjax_sim.data.arrays import (
+    check_inputs,
+    check_labels,
+    check_targets,
+    outputs_of,
+    place_in_class,
+)
+from fedjax_sim.data.folder import KEYS, exists, read_idx_folder, read_named, read_npz, user_path
 from fedjax_sim.data.images import resize_bilinear, to_uint8
 from fedjax_sim.data.npz import reason
 from fedjax_sim.data.pictures import picture_size, read_pictures
@@ -31,6 +37,7 @@ from fedjax_sim.data.spec import (
     split_spec,
 )
 from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.named import first_sentence
 from fedjax_sim.tasks import task_of
 
 Folder = str | os.PathLike[str] | None
@@ -47,9 +54,8 @@ class Dataset:
     x_test: np.ndarray  # [m, H, W, C]
     y_test: np.ndarray  # [m] int32
     classes: int
-    mean: np.ndarray | None = (
-        None  # [C] after scaling; None: computed from the clients' training rows
-    )
+    # [C] after scaling; None: computed from the clients' training rows
+    mean: np.ndarray | None = None
     std: np.ndarray | None = None  # [C]
     extra: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # name -> [n + m]
     columns: str = ""  # of a table: which is what
@@ -84,17 +90,9 @@ def _synthetic(data_dir: Folder, download: bool, **options: Any) -> Dataset:
 def _text_dataset(name: str, found: texts.Windows) -> Dataset:
     test = found.is_test
     order = np.concatenate([np.flatnonzero(~test), np.flatnonzero(test)])
-    return Dataset(
-        name,
-        found.x[~test],
-        found.y[~test],
-        found.x[test],
-        found.y[test],
-        len(found.vocabulary),
-        extra={"client": found.client[order]},
-        task="sequence",
-        vocabulary=found.vocabulary,
-    )
+    parts = found.x[~test], found.y[~test], found.x[test], found.y[test]
+    data = Dataset(name, *parts, len(found.vocabulary), extra={"client": found.client[order]})
+    return dataclasses.replace(data, task="sequence", vocabulary=found.vocabulary)
 
 
 def _plays(data_dir: Folder, download: bool, **options: Any) -> Dataset:
@@ -146,11 +144,8 @@ def _published(
     elif name == "usps":  # 16x16
         arrays |= {k: to_uint8(resize_bilinear(arrays[k], 28, 28)) for k in ("x_train", "x_test")}
     elif name == "mnist_m":  # MNIST padded by 2 to 32x32: the middle is the digit
-        arrays |= {
-            k: arrays[k][:, 2:-2, 2:-2]
-            for k in ("x_train", "x_test")
-            if arrays[k].shape[1:3] == (32, 32)
-        }
+        large = [k for k in ("x_train", "x_test") if arrays[k].shape[1:3] == (32, 32)]
+        arrays |= {k: arrays[k][:, 2:-2, 2:-2] for k in large}
     data = _from_arrays(name, arrays, facts.classes)
     if data.x_train.dtype != np.uint8 or data.x_train.shape[1:] != facts.shape:
         raise UserError(
@@ -208,29 +203,15 @@ def _omniglot(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if x.max(initial=0) <= 1:
             x = x * np.uint8(255)
         drawer = arrays.get(f"drawer_{split}")
-        if (
-            drawer is None
-        ):  # drawers are not linked across alphabets: any order of the 20 drawings will do
-            drawer = _place_in_group(character)
+        if drawer is None:
+            # drawers are not linked across alphabets: any order of the 20 drawings will do
+            drawer = place_in_class(character, np.arange(len(character))).astype(np.int32)
         else:
             drawer = check_labels(drawer, f"omniglot: drawer_{split}")
             drawer -= drawer.min(initial=1)
-        out |= {
-            f"x_{split}": x,
-            f"y_{split}": arrays[f"alphabet_{split}"],
-            f"drawer_{split}": drawer,
-            f"character_{split}": character,
-        }
+        out |= {f"x_{split}": x, f"y_{split}": arrays[f"alphabet_{split}"]}
+        out |= {f"drawer_{split}": drawer, f"character_{split}": character}
     return out
-
-
-def _place_in_group(group: np.ndarray) -> np.ndarray:
-    """How many earlier entries are equal to each entry: [5, 7, 5] -> [0, 0, 1]."""
-    order = np.argsort(group, kind="stable")
-    _, start, count = np.unique(group[order], return_index=True, return_counts=True)
-    place = np.empty(len(group), np.int32)
-    place[order] = np.arange(len(group)) - np.repeat(start, count)
-    return place
 
 
 def _mnist_star(data_dir: Folder, download: bool) -> Dataset:
@@ -247,17 +228,10 @@ def _mnist_star(data_dir: Folder, download: bool) -> Dataset:
         np.repeat(np.arange(3, dtype=np.int32), [len(getattr(d, f"y_{split}")) for d in domains])
         for split in ("train", "test")
     ]
-    return Dataset(
-        "mnist_star",
-        joined("x_train"),
-        joined("y_train"),
-        joined("x_test"),
-        joined("y_test"),
-        10,
-        np.full(3, 0.5),
-        np.full(3, 0.5),
-        {"domain": np.concatenate(domain)},
-    )
+    half = np.full(3, 0.5)
+    extra = {"domain": np.concatenate(domain)}
+    x_train, y_train, x_test, y_test = map(joined, KEYS)
+    return Dataset("mnist_star", x_train, y_train, x_test, y_test, 10, half, half, extra)
 
 
 def _checked(
@@ -294,7 +268,7 @@ def _from_arrays(
         "classification" if classes is not None else task_of(arrays["x_train"], arrays["y_train"])
     )
     arrays = _checked(name, arrays, task)
-    length = {split: len(arrays[f"y_{split}"]) for split in ("train", "test")}
+    length = {split: arrays[f"y_{split}"].shape[:1] for split in ("train", "test")}
     both = [np.concatenate([arrays[f"{part}_train"], arrays[f"{part}_test"]]) for part in "xy"]
     top = outputs_of(task, *both) - 1
     if classes is not None and top >= classes:
@@ -303,22 +277,11 @@ def _from_arrays(
     extra: dict[str, np.ndarray] = {}
     for key in sorted(keys):
         train, test = arrays[f"{key}_train"], arrays.get(f"{key}_test")
-        if (
-            test is not None
-            and train.shape == (length["train"],)
-            and test.shape == (length["test"],)
-        ):
+        if test is not None and (train.shape, test.shape) == (length["train"], length["test"]):
             extra[key] = np.concatenate([train, test])
-    return Dataset(
-        name,
-        arrays["x_train"],
-        arrays["y_train"],
-        arrays["x_test"],
-        arrays["y_test"],
-        top + 1 if classes is None else classes,
-        extra=extra,
-        task=task,
-    )
+    x_train, y_train, x_test, y_test = (arrays[key] for key in KEYS)
+    most = classes or top + 1
+    return Dataset(name, x_train, y_train, x_test, y_test, most, extra=extra, task=task)
 
 
 def _at(
@@ -371,7 +334,7 @@ DATASETS: dict[str, Source] = {
         },
     ),
     "plays": Source(
-        "next character in scenes of Shakespeare's, 18 speakers, 78,000 characters, embedded;"
+        "next character in scenes by Shakespeare, 18 speakers, 78,000 characters, embedded;"
         " options window, unit",
         _plays,
         {"window": positive_int, "unit": texts.unit},
@@ -406,7 +369,7 @@ DATASETS: dict[str, Source] = {
         by_path=True,
     ),
     "idx": Source(
-        "idx:PATH, the four idx files of MNIST's kind, gzipped or not",
+        "idx:PATH, four idx files in MNIST's format, gzipped or not",
         _at("idx", read_idx_folder),
         by_path=True,
     ),
@@ -414,7 +377,7 @@ DATASETS: dict[str, Source] = {
 
 
 def register_dataset(name: str, make: Callable[[], Any], help: str = "") -> None:
-    """Make a dataset of your own known by name: make() -> (x_train, y_train, x_test, y_test), or a
+    """Register a dataset of your own by name: make() -> (x_train, y_train, x_test, y_test), or a
     `Dataset`."""
 
     def load_it(data_dir: Folder, download: bool) -> Dataset:
@@ -426,14 +389,9 @@ def register_dataset(name: str, make: Callable[[], Any], help: str = "") -> None
                 f"dataset '{name}' must be made as (x_train, y_train, x_test, y_test), not"
                 f" {type(given).__name__}"
             )
-        return _from_arrays(
-            name,
-            dict(
-                zip(("x_train", "y_train", "x_test", "y_test"), map(np.asarray, given), strict=True)
-            ),
-        )
+        return _from_arrays(name, dict(zip(KEYS, map(np.asarray, given), strict=True)))
 
-    DATASETS[name] = Source(help or (make.__doc__ or "").strip().split("\n")[0], load_it)
+    DATASETS[name] = Source(help or first_sentence(make), load_it)
 
 
 def load(
@@ -467,9 +425,8 @@ def load(
         path = user_path(text)
         return _from_arrays(shown(path.stem), read_npz(_without_options(text, path, options)))
     if base not in DATASETS:
-        raise unknown(
-            "dataset", shown(text), [*DATASETS, "the path of a .npz, .csv or .parquet file"]
-        )
+        known = [*DATASETS, "the path of a .npz, .csv or .parquet file"]
+        raise unknown("dataset", shown(text), known)
     source = DATASETS[base]
     if source.by_path:
         return source.make(data_dir, download, path=body)

@@ -28,7 +28,7 @@ def split_spec(text: str) -> tuple[str, str]:
 
 
 def shown(text: object, most: int = 80) -> str:
-    """Text as it may stand in a sentence: one line, not too long; the end of a path says which file
+    """Text for an error message: one line, not too long; the end of a path says which file
     it is.
 
     >>> shown("two\\nlines"), shown("data/" + "x" * 300 + "/a.png", most=16)

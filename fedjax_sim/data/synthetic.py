@@ -13,9 +13,8 @@ from fedjax_sim.data.spec import check_whole
 from fedjax_sim.errors import UserError
 
 GRID = 4  # images are smooth fields given by GRID x GRID coefficients per channel
-SEPARATION = (
-    4.0  # root mean square distance of two class centres at difficulty 1, in standard deviations
-)
+# root mean square distance of two class centres at difficulty 1, in standard deviations
+SEPARATION = 4.0
 CHUNK = 4096  # examples made at a time: memory stays small for large sets
 
 
@@ -45,9 +44,8 @@ def generate(
     rows, columns = min(GRID, height), min(GRID, width)
     centres = rng.standard_normal((classes, rows * columns, channels))
     centres *= SEPARATION / np.sqrt(2 * rows * columns * channels)
-    basis = np.kron(
-        interpolation_matrix(rows, height), interpolation_matrix(columns, width)
-    )  # [H W, coefficients]
+    # [H W, coefficients]
+    basis = np.kron(interpolation_matrix(rows, height), interpolation_matrix(columns, width))
     basis = (48 / np.hypot(1.0, difficulty) * basis).astype(np.float32)  # pixels keep their range
 
     def images(y: np.ndarray) -> np.ndarray:
@@ -59,9 +57,8 @@ def generate(
             )
             pixels = basis @ field.astype(np.float32)  # [chunk, H W, C]
             pixels += 128
-            pixels += rng.integers(
-                -10, 11, pixels.shape, np.int8
-            )  # cheap noise, standard deviation 6
+            # cheap noise, standard deviation 6
+            pixels += rng.integers(-10, 11, pixels.shape, np.int8)
             np.rint(np.clip(pixels, 0, 255, out=pixels), out=pixels)
             out[start : start + CHUNK] = pixels.reshape(-1, *shape)
         return out

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_sim.data.arrays import place_in_class
 from fedjax_sim.data.memory import refuse_if_too_large
 from fedjax_sim.data.npz import Arrays, reason
 from fedjax_sim.data.spec import shown
@@ -24,21 +25,8 @@ SPLIT = "split"
 # words in the name of a column that tell who or which, not how much: never a feature, even where it
 # has numbers
 FACTS = (
-    *(
-        "client",
-        "user",
-        "group",
-        "domain",
-        "id",
-        "uid",
-        "uuid",
-        "idx",
-        "index",
-        "subject",
-        "person",
-        "patient",
-        "customer",
-    ),
+    *("client", "user", "group", "domain", "id", "uid", "uuid", "idx", "index"),
+    *("subject", "person", "patient", "customer"),
     *("device", "writer", "speaker", "site", "hospital", "house", "household"),
 )
 OPTIONS: dict[str, Callable[[str], Any]] = {
@@ -83,16 +71,11 @@ def _read_rows(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
                 f"'{shown(path)}': row {number} has {len(row)} cells, but there are {len(names)}"
                 " columns"
             )
-    doubled = (
-        [name for name in names if names.count(name) > 1] if len(set(names)) < len(names) else []
-    )
-    if doubled or not rows:
-        what = (
-            f"has the column '{shown(doubled[0])}' twice"
-            if doubled
-            else "has no rows below its header"
-        )
-        raise UserError(f"'{shown(path)}' {what}")
+    if len(set(names)) < len(names):
+        doubled = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"'{shown(path)}' has the column '{shown(doubled)}' twice")
+    if not rows:
+        raise UserError(f"'{shown(path)}' has no rows below its header")
     return names, rows
 
 
@@ -170,7 +153,7 @@ def _roles(
         )
     y = _classes(where, columns[found[0]])
     parts = split or (SPLIT if SPLIT in columns and SPLIT not in named else None)
-    is_test = None if parts is None else _is_test(where, columns[parts])
+    is_test = None if parts is None else in_test(where, columns[parts])
     rest = [name for name in columns if name not in (found[0], parts, client)]
     given = {
         name: _numbers(where, name, columns[name])
@@ -195,24 +178,14 @@ def _roles(
                 " of its name; features=A+B names the features, client=NAME the clients' column",
                 *(where, shown(name)),
             )
-    return Roles(
-        found[0],
-        y,
-        parts,
-        is_test,
-        numbers,
-        [*([client] if client else []), *(n for n in rest if n not in numbers)],
-    )
+    facts = [*filter(None, [client]), *(name for name in rest if name not in numbers)]
+    return Roles(found[0], y, parts, is_test, numbers, facts)
 
 
 def _arrays(columns: Mapping[str, Sequence[str]], roles: Roles, is_test: np.ndarray) -> Arrays:
     facts = {name: _fact(columns[name]) for name in roles.facts if name not in ("x", "y")}
     pairs = {"x": np.stack(list(roles.features.values()), axis=1), "y": roles.y} | facts  # x [n, F]
-    return {
-        f"{name}_{part}": values[chosen]
-        for name, values in pairs.items()
-        for part, chosen in (("train", ~is_test), ("test", is_test))
-    }
+    return train_and_test(is_test, pairs)
 
 
 def held_out(y: np.ndarray) -> np.ndarray:
@@ -221,15 +194,16 @@ def held_out(y: np.ndarray) -> np.ndarray:
     >>> int(held_out(np.zeros(10, int)).sum()), int(held_out(np.zeros(4, int)).sum())
     (2, 0)
     """
-    y = (
-        y if y.ndim == 1 and y.dtype.kind != "f" else np.zeros(len(y), int)
-    )  # no classes: of all rows
+    # no classes: of all rows
+    y = y if y.ndim == 1 and y.dtype.kind != "f" else np.zeros(len(y), int)
     order = np.random.default_rng(0).permutation(len(y))  # fixed: the split is part of the dataset
-    order = order[np.argsort(y[order], kind="stable")]
-    _, start, count = np.unique(y[order], return_index=True, return_counts=True)
-    place = np.empty(len(y), int)  # place of each example inside its class
-    place[order] = np.arange(len(y)) - np.repeat(start, count)
-    return place % HELD_OUT == HELD_OUT - 1
+    return place_in_class(y, order) % HELD_OUT == HELD_OUT - 1
+
+
+def train_and_test(is_test: np.ndarray, pairs: Mapping[str, np.ndarray]) -> Arrays:
+    """{name: [n, …]} as NAME_train and NAME_test."""
+    parts = ("train", ~is_test), ("test", is_test)
+    return {f"{name}_{part}": values[on] for name, values in pairs.items() for part, on in parts}
 
 
 def _classes(where: str, cells: Sequence[str]) -> np.ndarray:
@@ -244,9 +218,8 @@ def _classes(where: str, cells: Sequence[str]) -> np.ndarray:
         float(words[0])
     except ValueError:
         return np.unique(words, return_inverse=True)[1]
-    if all(map(_is_number, words)) and not all(
-        float(word).is_integer() for word in words
-    ):  # a target of regression
+    if all(map(_is_number, words)) and not all(float(word).is_integer() for word in words):
+        # a target of regression
         return np.array([float(word) for word in words], np.float32)
     raise UserError(
         f"'{where}': labels must be whole numbers from 0 up, or words, got '{shown(words[0])}' and"
@@ -254,8 +227,9 @@ def _classes(where: str, cells: Sequence[str]) -> np.ndarray:
     )
 
 
-def _is_test(where: str, cells: Sequence[str]) -> np.ndarray:
-    words = [cell.strip().lower() for cell in cells]
+def in_test(where: str, cells: Iterable[object]) -> np.ndarray:
+    """[n] bool, from the words of a split column."""
+    words = [str(cell).strip().lower() for cell in cells]
     for number, word in enumerate(words):
         if word not in ("train", "test"):
             raise UserError(

@@ -2,9 +2,8 @@
 windows of tokens.
 
 `text:PATH`   a folder of .txt files: a client each.  A .txt file of speeches, NAME: on a line of
-              its own and what is said
-              below it, as plays are printed: a client per name.  A .csv with a column of texts and
-              one of speakers.
+              its own and the speech below it, as plays are printed: a client per name.  A .csv
+              with a column of texts and one of speakers.
 options       `text:PATH,window=64,unit=characters` (or bytes); for a .csv also speaker=COLUMN and
               text=COLUMN.
 
@@ -136,8 +135,8 @@ def in_columns(path: pathlib.Path, columns: Mapping[str, str]) -> dict[str, str]
 
 
 def windows(where: str, spoken: Mapping[str, str], window: int, unit: str) -> Windows:
-    """Texts by client as windows of tokens; clients with fewer than three windows are left out, and
-    told of."""
+    """Texts by client as windows of tokens; clients with fewer than three windows are left out and
+    named."""
     texts = {
         name: list(text.encode()) if unit == "bytes" else list(text)
         for name, text in spoken.items()

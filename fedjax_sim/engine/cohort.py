@@ -265,8 +265,8 @@ def client_pass(
     equal = env.even and env.same_epochs
     if layout.devices > 1 and not stateful and not equal:
         capacity = min(units, 2 * capacity)  # room to balance very unequal clients
-    # an accelerator is told how many units there are: on one device all, on a mesh where nobody has
-    # more than the others
+    # an accelerator gets a static number of units: on one device, and on a mesh if all devices have
+    # equally many
     counted = target() != "cpu" and (equal or layout.devices == 1)
 
     def share(everywhere: tuple, shard: Client) -> tuple[tuple, Client]:
@@ -309,8 +309,8 @@ def each_client(
     """`fn(env, server, client, ctx) -> (result, client)` for all N clients, each on the device
     where its row lives.
 
-    fn may return None for the client: states are then only read (a loop that writes what somebody
-    else still reads would copy all of them). Returns (results [N, …], clients).
+    fn may return None for the client: states are then only read (a loop that writes states which
+    are read elsewhere would copy all of them). Returns (results [N, …], clients).
     """
     total, chunk = ctxs.id.shape[0], layout.chunk
     padded = layout.padded(total)

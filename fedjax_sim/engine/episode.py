@@ -134,10 +134,22 @@ def padded(
     return out, np.array([fed.num_clients for fed in feds], np.int32)
 
 
+def round_up(rows: int) -> int:
+    """The next of 64, 96, 128, 192, 256, …: federations of other lengths mostly share a program.
+
+    >>> [round_up(n) for n in (1, 65, 97, 1000, 1025)]
+    [64, 96, 128, 1024, 1536]
+    """
+    size = 64
+    while size < rows:
+        size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+    return size
+
+
 def draws(r: Round, feds: Sequence[Federation], clients: Any, participants: Sequence[int]) -> Draw:
     """Padded federations as one Draw with leaves [F, …]; the pool, which all share, has no F."""
     each = [make_data(r, fed) for fed in feds]
-    rows = max(len(data.flat_rows) for data in each)
+    rows = round_up(max(len(data.flat_rows) for data in each))
     nobody = feds[0].num_clients  # an owner out of range: its row counts for nobody
     fill: Callable[..., Any] = lambda a, value: np.pad(a, (0, rows - len(a)), constant_values=value)
     each = [
@@ -201,6 +213,19 @@ class Length:
             )
 
 
+def opened(
+    r: Round, draw: Draw, key: Array, mapped: tuple[str, ...] = ()
+) -> tuple[Round, Env, State]:
+    """The stages, the environment and the first State of a run on a draw; clients are not set
+    up."""
+    env = dataclasses.replace(r.env, mapped=mapped, even=False, full=False)
+    who = Padded(draw.clients, draw.participants, env.num_clients, env.cohort)
+    here = dataclasses.replace(r, env=env, participation=who)
+    share = (draw.participants / draw.clients).astype(env.dtype)
+    inside = dataclasses.replace(open_env(here, draw.data), share=share)
+    return here, inside, blank_state(here, inside, key, env.model.init(weights_key(key)))
+
+
 def make_episode(
     simulation: Simulation, length: Length, *, parts: str = "agent", mapped: tuple[str, ...] = ()
 ) -> Callable[[Tree, Draw, Array], Scores]:
@@ -210,14 +235,9 @@ def make_episode(
     of the vmap axes that are put around it and along which participants differ.
     """
     r = simulation.stages
-    env = dataclasses.replace(r.env, mapped=mapped, even=False, full=False)
 
     def episode(parameters: Tree, draw: Draw, key: Array) -> Scores:
-        who = Padded(draw.clients, draw.participants, env.num_clients, env.cohort)
-        here = dataclasses.replace(r, env=env, participation=who)
-        share = (draw.participants / draw.clients).astype(env.dtype)
-        inside = dataclasses.replace(open_env(here, draw.data), share=share)
-        state = blank_state(here, inside, key, env.model.init(weights_key(key)))
+        here, inside, state = opened(r, draw, key, mapped)
         if parameters is not None:
             state = replace_at(state, parts, parameters)
         state = state._replace(clients=set_up(here, inside, state, everyone(here)))

@@ -31,7 +31,7 @@ EVALUATIONS = {
     "personal@global": "each client's own model on the global test set",
     "personal@train": "the model that each client uses on its own training rows",
     "resident": (
-        "each client with what it last held, nothing sent to it, as its method predicts; on its own"
+        "each client's resident model, with nothing sent to it, as its method predicts; on its own"
         " split"
     ),
 }
@@ -86,7 +86,7 @@ def score_server(r: Round, env: Env, state: State, data: Data) -> dict[str, Tree
         return out
     net = method.global_model(env, state.server)
     last = method.ask(Finishes)
-    if last is not None:  # the model that is handed over, made once
+    if last is not None:  # the final model, computed once
         done = lambda: last.finish(env, state.server, stage_key(state, SERVER))
         net = lax.cond(state.t >= env.rounds, done, lambda: net)
     sets = (
@@ -157,7 +157,7 @@ def score_stored(
 
 
 def after_training(r: Round, env: Env, state: State, who: Int[Array, " some_clients"]) -> Ctx:
-    """[B] contexts of clients when they are scored: fine-tuning goes on at the rate of the last
+    """[B] contexts of clients when they are scored: fine-tuning uses the rate of the last
     round trained."""
     last = jnp.maximum(state.t - 1, 0)
     return contexts(r, env, stage_key(state, PERSONAL), who, state.t, trained=last)

@@ -93,7 +93,7 @@ def shardings(layout: Layout, state: Any) -> Any:
 
 
 def stay(layout: Layout, server: Tree) -> Tree:
-    """A server's new state where the old one was; only one with shared parts has to be told."""
+    """A server's new state on the devices of the old one; only shared parts need a constraint."""
     if layout.mesh is None or not any(asks(node) for node in jax.tree.leaves(server, is_leaf=asks)):
         return server
     return jax.lax.with_sharding_constraint(server, server_shardings(layout, server))

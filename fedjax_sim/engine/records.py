@@ -51,7 +51,7 @@ class Data(NamedTuple):
 class Known:
     """What is known of a round while it is written down: part of the program, no array."""
 
-    same_epochs: bool  # whoever works in it works for Env.max_epochs
+    same_epochs: bool  # every client that trains does Env.max_epochs
 
 
 class RoundPlan(NamedTuple):

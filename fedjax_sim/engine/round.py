@@ -320,7 +320,7 @@ def aggregate(
     typed = lambda: jax.tree.map(
         lambda new, old: jnp.asarray(new, old.dtype), combine(), state.server
     )
-    # nobody reported: as if the round had not been, preparation included
+    # if no client reported, the server keeps its old state, preparation included
     server = either(cohort.count > 0, typed, state.server)
     log = round_log(r, env, state, round_plan, outcome, cohort)
     return server, cohort, log | env.method.log(env, state.server, server, cohort)

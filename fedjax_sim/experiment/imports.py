@@ -7,7 +7,7 @@ import pathlib
 import sys
 import traceback
 
-from fedjax_sim.errors import UserError
+from fedjax_sim.errors import UserError, first_line
 from fedjax_sim.options import shown
 
 
@@ -32,7 +32,6 @@ def load_file(text: str) -> None:
         del sys.modules[name]
         if isinstance(problem, UserError):
             raise
-        first = (str(problem).splitlines() or [""])[0]
         inside = [
             t.lineno
             for t in traceback.extract_tb(problem.__traceback__)
@@ -40,7 +39,8 @@ def load_file(text: str) -> None:
         ]
         where = f", line {inside[-1]}" if inside else ""
         raise UserError(
-            f"--import '{shown(text, 200)}'{where}: {type(problem).__name__}: {shown(first, 300)}"
+            f"--import '{shown(text, 200)}'{where}: {type(problem).__name__}:"
+            f" {shown(first_line(problem), 300)}"
         ) from problem
     finally:
         sys.path.remove(str(path.resolve().parent))

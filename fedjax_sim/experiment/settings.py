@@ -275,7 +275,7 @@ class Evaluation(Part):
     )
     metrics: tuple[str, ...] = setting(
         (), items("a list of metrics, such as ('recall', 'calibration')"),
-        "comma list of {metrics}, beside accuracy, loss and worst_decile", "NAMES", hashed=CHANGED,
+        "comma list of {metrics}, added to accuracy, loss, worst_decile", "NAMES", hashed=CHANGED,
     )
     probe: bool = setting(
         False, SWITCH, "record participants' accuracy before and after local training"

@@ -216,8 +216,8 @@ def stream(
         step = jnp.arange(number * (padded // size))[:, None]
         place = (step % per_epoch) * size + jnp.arange(size)
         order = order[jnp.minimum(step // per_epoch, number - 1), place]
-    # [steps, B] rows of the pool; padding repeats the client's own first row: nothing of others is
-    # ever read, so that a NaN in somebody else's data (0·nan is nan) stays with its owner
+    # [steps, B] rows of the pool; padding repeats the client's own first row: no other client's
+    # rows are read, so that a NaN in another client's data (0·nan is nan) has no effect here
     table = rows[jnp.where(order < n, order, 0)]
     augment = AUGMENTATIONS[env.fed.augment]
 

@@ -42,9 +42,8 @@ def anchor_contrast(
     """Mean over the real examples of −log [ e^{z̃ᵢ·w̃_yᵢ/τ} / (Σ_c e^{z̃ᵢ·w̃_c/τ} + Σ_{j: y_j≠y_i}
     e^{z̃ᵢ·z̃_j/τ}) ].
 
-    z̃ and w̃ have length 1, so nothing
-    grows beyond 1/τ. Rows that are padding are nobody's negatives. Gradients reach features and
-    anchors.
+    z̃ and w̃ have length 1, so no exponent is larger than 1/τ. Padded rows are no negatives.
+    Gradients reach features and anchors.
 
     One class, its anchor where the feature is: nothing to push away.
 

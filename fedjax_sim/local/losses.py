@@ -227,7 +227,9 @@ class Focal(Loss):
     """Easy examples count less."""
 
     name = "focal"
-    gamma: Real = field(2.0, ge=0, off=True, help="how much less; 0 is cross-entropy")
+    gamma: Real = field(
+        2.0, ge=0, off=True, help="how much less easy examples count; 0 is cross-entropy"
+    )
 
     def per_example(self, logits: Logits, labels: Targets, counts: Counts, confusion: Tree) -> Each:
         ce = _cross_entropy(logits, labels)
@@ -374,7 +376,7 @@ class Huber(OfNumbers):
     """Squared error near the target, absolute error beyond."""
 
     name = "huber"
-    delta: Real = field(1.0, gt=0, help="where it begins to be absolute")
+    delta: Real = field(1.0, gt=0, help="the error from which it is absolute")
 
     def per_example(self, logits: Logits, labels: Targets, counts: Counts, confusion: Tree) -> Each:
         far = jnp.abs(logits - labels)
@@ -510,7 +512,7 @@ def _checked(loss: str, option: str, value: Any, default: Any) -> Any:
         if not isinstance(value, bool):
             raise UserError(f"loss '{loss}': option {option}={value!r} must be true or false")
         return value
-    if option not in _RANGES:  # of somebody's own loss: its fields say what is allowed
+    if option not in _RANGES:  # of a user's loss: its fields say what is allowed
         return value
     low, high, closed = _RANGES[option]
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

@@ -4,7 +4,7 @@ size.
 XLA-CPU runs jax's generator as a loop over its rounds whose steps cost more than the arithmetic
 when the array is small (a client's shuffle: some hundred numbers). Twenty rounds of Threefry-2x32
 (Salmon et al. 2011) written out fuse into one operation; and a bit that depends on its own counter
-alone does not change when somebody else's table grows.
+alone does not change when another client's table grows.
 """
 
 from __future__ import annotations

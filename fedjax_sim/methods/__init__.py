@@ -4,11 +4,11 @@ options."""
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedjax_sim.errors import lookup, unknown
+from fedjax_sim.errors import unknown
+from fedjax_sim.named import Named
 from fedjax_sim.options import shown
 
 if TYPE_CHECKING:  # the names are listed by the command line, which must not wait for JAX
@@ -16,121 +16,72 @@ if TYPE_CHECKING:  # the names are listed by the command line, which must not wa
 
 M = TypeVar("M", bound=type)
 
-# name -> (module, class, one line)
-_TABLE: dict[str, tuple[str, str, str]] = {
-    "fedavg": ("fedavg", "FedAvg", "clients train from the common model, the server averages"),
-    "fedavg_ft": ("fedavg", "FedAvgFT", "FedAvg, fine-tuned on local data when it is evaluated"),
-    "fedprox": ("fedprox", "FedProx", "FedAvg with a proximal term to the received model"),
-    "scaffold": ("scaffold", "Scaffold", "control variates cancel each client's gradient bias"),
-    "local": ("local_only", "LocalOnly", "no exchange at all: the lower bound"),
-    "ditto": ("ditto", "Ditto", "FedAvg and a private model pulled towards it"),
+# name -> (Class, one line), or module.Class where the module has another name
+_TABLE = {
+    "fedavg": ("FedAvg", "clients train from the common model, the server averages"),
+    "fedavg_ft": ("fedavg.FedAvgFT", "FedAvg, fine-tuned on local data when it is evaluated"),
+    "fedprox": ("FedProx", "FedAvg with a proximal term to the received model"),
+    "scaffold": ("Scaffold", "control variates cancel each client's gradient bias"),
+    "local": ("local_only.LocalOnly", "no exchange at all: the lower bound"),
+    "ditto": ("Ditto", "FedAvg and a private model pulled towards it"),
     "fedntd": (
-        "fedntd",
         "FedNTD",
         "distils the received model on the logits of the classes that are not true",
     ),
-    "ccvr": (
-        "ccvr",
-        "CCVR",
-        "FedAvg, its classifier refitted on features drawn from class Gaussians",
-    ),
-    "fedsam": ("fedsam", "FedSAM", "sharpness-aware local steps look for flat minima"),
-    "fedfa": (
-        "fedfa",
-        "FedFA",
-        "channel statistics of feature maps are varied as they vary over clients",
-    ),
-    "fedfa_freq": (
-        "fedfa_freq",
-        "FedFAFreq",
-        "images of a batch swap parts of their amplitude spectra",
-    ),
-    "fedca": ("fedca", "FedCA", "averages that favour clients good at the worst classes"),
-    "fedpolicy": (
-        "fedpolicy",
-        "FedPolicy",
-        "an agent decides which block of the model each client gets back",
-    ),
+    "ccvr": ("CCVR", "FedAvg, its classifier refitted on features drawn from class Gaussians"),
+    "fedsam": ("FedSAM", "sharpness-aware local steps look for flat minima"),
+    "fedfa": ("FedFA", "channel statistics of feature maps are varied as they vary over clients"),
+    "fedfa_freq": ("FedFAFreq", "images of a batch swap parts of their amplitude spectra"),
+    "fedca": ("FedCA", "averages that favour clients good at the worst classes"),
+    "fedpolicy": ("FedPolicy", "an agent decides which block of the model each client gets back"),
     "qbandit": (
-        "qbandit",
         "QBandit",
         "a bandit decides how many layers each client shares and how long it trains",
     ),
-    "pfedrlla": (
-        "pfedrlla",
-        "PFedRLLA",
-        "an agent mixes each client's head from previous participants' heads",
-    ),
-    "fedpam": ("fedpam", "FedPAM", "a private matrix turns the shared head into each client's own"),
-    "fedamp": (
-        "fedamp",
-        "FedAMP",
-        "personal cloud models: attention over clients with similar weights",
-    ),
-    "fedfomo": (
-        "fedfomo",
-        "FedFomo",
-        "others' models, weighted by what each gains on own validation rows",
-    ),
+    "pfedrlla": ("PFedRLLA", "an agent mixes each client's head from previous participants' heads"),
+    "fedpam": ("FedPAM", "a private matrix turns the shared head into each client's own"),
+    "fedamp": ("FedAMP", "personal cloud models: attention over clients with similar weights"),
+    "fedfomo": ("FedFomo", "others' models, weighted by what each gains on own validation rows"),
     "fedpac": (
-        "fedpac",
         "FedPAC",
         "features aligned to class centroids, heads combined by a quadratic program",
     ),
     "fedala": (
-        "fedala",
         "FedALA",
         "every weight of the start is a learned mixture of old local and received model",
     ),
     "fedas": (
-        "fedas",
         "FedAS",
         "the received backbone is aligned to local features; Fisher-weighted averages",
     ),
     "pfedfda": (
-        "pfedfda",
         "PFedFDA",
         "class Gaussians as the classifier, interpolated between global and local",
     ),
-    "fedcp": (
-        "fedcp",
-        "FedCP",
-        "a policy splits each feature vector between a global and a private head",
-    ),
-    "fedper": ("fedper", "FedPer", "a common backbone, private heads, trained together"),
-    "fedrep": ("fedrep", "FedRep", "as FedPer, but the head first and then the backbone"),
+    "fedcp": ("FedCP", "a policy splits each feature vector between a global and a private head"),
+    "fedper": ("FedPer", "a common backbone, private heads, trained together"),
+    "fedrep": ("FedRep", "as FedPer, but the head first and then the backbone"),
     "fedbabu": (
-        "fedbabu",
         "FedBABU",
         "only the body is trained, against a fixed head; fine-tuned at evaluation",
     ),
-    "apfl": (
-        "apfl",
-        "APFL",
-        "the personal model is a learned mixture of a local and the global one",
-    ),
-    "perfedavg": (
-        "perfedavg",
-        "PerFedAvg",
-        "a common start that is good after one local gradient step",
-    ),
+    "apfl": ("APFL", "the personal model is a learned mixture of a local and the global one"),
+    "perfedavg": ("PerFedAvg", "a common start that is good after one local gradient step"),
     "pfedme": (
-        "pfedme",
         "PFedMe",
         "the personal model is a proximal point of the client's copy of the common one",
     ),
-    "fedrod": ("fedrod", "FedRoD", "a class-balanced common head and a private residual head"),
-    "fedphp": ("fedphp", "FedPHP", "past personal models teach their features to the new one"),
-    "full": ("redistribute", "Full", "every client gets the full aggregate back"),
-    "backbone": ("redistribute", "Backbone", "clients keep their heads"),
-    "head": ("redistribute", "Head", "clients keep their backbones"),
-    "random": ("redistribute", "Random", "full, backbone or head at random"),
+    "fedrod": ("FedRoD", "a class-balanced common head and a private residual head"),
+    "fedphp": ("FedPHP", "past personal models teach their features to the new one"),
+    "full": ("redistribute.Full", "every client gets the full aggregate back"),
+    "backbone": ("redistribute.Backbone", "clients keep their heads"),
+    "head": ("redistribute.Head", "clients keep their backbones"),
+    "random": ("redistribute.Random", "full, backbone or head at random"),
 }
-METHODS: dict[str, str] = {name: line for name, (_, _, line) in _TABLE.items()}
-CLASSES: dict[str, str] = {
-    kind: module for module, kind, _ in _TABLE.values()
-}  # class -> its module
-_KINDS: dict[str, type[Method]] = {}  # what `register` saw
+_NAMED = Named("method", __name__, _TABLE)
+METHODS = _NAMED.lines  # name -> one line
+CLASSES = _NAMED.modules  # class -> its module
+_KINDS = _NAMED.given
 
 
 def register(name: str, description: str = "") -> Callable[[M], M]:
@@ -138,24 +89,12 @@ def register(name: str, description: str = "") -> Callable[[M], M]:
 
     A method of your own: see docs/add-a-method.md.
     """
-
-    def known(kind: M) -> M:
-        kind.name = name  # type: ignore[attr-defined]
-        _KINDS[name] = kind
-        METHODS.setdefault(name, description or (kind.__doc__ or "").strip().split("\n")[0])
-        return kind
-
-    return known
+    return _NAMED.register(name, description)
 
 
 def method_class(name: str) -> type[Method]:
     """The class of the method called `name`."""
-    module, kind, _ = lookup("method", name, dict.fromkeys(_KINDS, ("", "", "")) | _TABLE)
-    return (
-        getattr(importlib.import_module(f"fedjax_sim.methods.{module}"), kind)
-        if module
-        else _KINDS[name]
-    )
+    return _NAMED.kind(name)
 
 
 def options_of(name: str) -> dict[str, Any]:

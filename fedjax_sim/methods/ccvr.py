@@ -5,17 +5,16 @@ Clients send per class c of their training data: n_kc, Σ f and Σ f² (diagonal
 the features f; sums over clients pool exactly:
 
     μ_c = Σ_k Σ f / n_c,     Σ_c = (Σ_k Σ f fᵀ − n_c μ_c μ_cᵀ) / (n_c − 1)
-    draw `samples` features from N(μ_c, Σ_c) for every class seen; retrain the last layer Ψ on them
-    with cross-entropy (SGD, lr 0.01, momentum 0.9, batches of 256, one epoch), whatever the run's
-    loss is
+    draw `samples` features from N(μ_c, Σ_c) for every class seen
+    retrain the last layer Ψ on them: SGD, lr 0.01, momentum 0.9, batches of 256, one epoch;
+    cross-entropy, whatever the run's loss is
 
-mode=per_round_diag   after every round, diagonal, features of the participants' trained models; the
-                      calibrated head is
-                      what the next round starts from.  Wire: |w| down, |w| + C(2d+1) up.
+mode=per_round_diag   after every round, diagonal, features of the participants' trained models;
+                      the next round starts from the calibrated head.
+                      Wire: |w| down, |w| + C(2d+1) up.
 mode=post_full        the original: once after the last round, full covariance, features of Θ, from
-                      every client that
-                      ever reported; until then FedAvg.  Wire: |w| down, |w| up per round (at the
-                      end C(1+d+d²) per client).
+                      every client that ever reported; until then FedAvg.
+                      Wire: |w| down, |w| up per round (at the end C(1+d+d²) per client).
 
 State: none.  Evaluated: global.
 """

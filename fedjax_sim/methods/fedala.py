@@ -1,10 +1,9 @@
 """FedALA (Zhang et al., 2023): every weight of the start is a learned mixture of the old local and
 the received model.
 
-    θ̂ = θ_old + (Θ − θ_old) ⊙ W,   W ∈ [0, 1]   in the last `layers` groups; the other groups are
-                                                 Θ's
-    W ← clip(W − η_w ∇_θ̂ f ⊙ (Θ − θ_old), 0, 1)    batch by batch over a random contiguous `share`
-    % of the local rows then E epochs from θ̂;  Θ ← Σ_k (n_k/Σn) w_k
+    θ̂ = θ_old + (Θ − θ_old) ⊙ W,   W ∈ [0, 1]      in the last `layers` groups; the others are Θ's
+    W ← clip(W − η_w ∇_θ̂ f ⊙ (Θ − θ_old), 0, 1)    by batch; a random contiguous `share` % of rows
+    then E epochs from θ̂;  Θ ← Σ_k (n_k/Σn) w_k
 
 The first time W is learned, passes go on until the standard deviation of the last `window` losses
 is below `threshold`; afterwards one pass per round; none in round 1, where Θ = θ_old. As in the
@@ -57,11 +56,11 @@ class FedALA(Personal, FedAvg):
     lr_weights: Real = field(1.0, ge=0, help="η_w")
     share: Real = field(80.0, gt=0, le=100, help="% of the local rows")
     layers: int = field(0, ge=0, help="mixed groups, from the last (0: all)")
-    threshold: Real = field(0.1, ge=0, help="of the first loop: the deviation of its losses")
-    window: int = field(
-        10, ge=1, help="of the first loop: losses looked at; it takes more passes than these"
+    threshold: Real = field(
+        0.1, ge=0, help="the first loop ends when its last losses deviate by less than this"
     )
-    cap: int = field(50, ge=1, help="of the first loop: its most passes")
+    window: int = field(10, ge=1, help="how many last losses; the first loop makes more passes")
+    cap: int = field(50, ge=1, help="passes of the first loop at most")
     tested: str = field(
         "trained", choices=TESTED, help="the resident model, or Θ mixed anew at evaluation"
     )

@@ -3,11 +3,10 @@ personal cloud models.
 
     ξ_ij = α·A'(‖w_i − w_j‖²),   A'(x) = e^{−x/σ}/σ,   j ≠ i;       ξ_ii = 1 − Σ_j ξ_ij
     u_i  = Σ_j ξ_ij w_j                                              the cloud model of client i
-    client:  from its own w_i,  min f_i(w) + (λ/2α)‖w − u_i‖²,   i.e. the gradient gains (λ/α)(w −
-                                                                 u_i)
+    client:  from its own w_i,  min f_i(w) + (λ/2α)‖w − u_i‖²      the gradient gains (λ/α)(w − u_i)
 
-The attention reaches over the K = `peers` clients that uploaded last (0: over everybody who ever
-has, K = N), with their stored models; clients that have never uploaded do not count. A round holds
+The attention reaches over the K = `peers` clients that uploaded last (0: over all that ever
+have, K = N), with their stored models; clients that have never uploaded do not count. A round holds
 a copy of these K models; each is read on its own, once for the distances (over all parameters) and
 once for the sum. peers = M is the previous round's reporters. ξ_ii is left as it comes: it is
 negative where more than σ/α (20) close neighbours are found.

@@ -2,8 +2,8 @@
 clients weigh less.
 
     prototypes:  p_c = class means of the features of the client's OLD backbone φ_k
-    align:       one pass over the local rows from Φ, batches of 16, SGD with lr 0.01:  Σ_{c in
-                 batch} mean (f_Φ(x_c) − p_c)²
+    align:       one pass over the local rows from Φ, batches of 16, SGD with lr 0.01:
+                 Σ_{c in batch} mean (f_Φ(x_c) − p_c)²
     train:       E epochs of (aligned Φ, own head ψ_k), together
     Fisher:      F_k = Σ_batches ‖∇_w NLL(batch)‖²       batch means, inference mode, after training
     server:      Θ ← Σ_k (F_k/ΣF) w_k

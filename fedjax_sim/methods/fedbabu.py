@@ -3,8 +3,7 @@ afterwards.
 
     φ_k ← SGD_E(Φ; Ψ⁰)                      the head Ψ⁰ is common, as it was drawn, and never moves
     Φ ← Σ_k (n_k / Σ_j n_j) φ_k             over the participants that reported
-    evaluation: a copy of (Φ, Ψ⁰), body and head, is fine-tuned for F epochs on the client's
-    training data
+    evaluation: a copy of (Φ, Ψ⁰), body and head, is fine-tuned for F epochs on the client's data
 
 A frozen head does not decay either. F = 5 as in pFedRLLA's scripts (10 in the authors' code).
 Wire: |φ| down, |φ| up.  State: none.  Evaluated: personal, the fine-tuned copy; global, (Φ, Ψ⁰).

@@ -1,11 +1,11 @@
-"""FedCA: class-prioritised aggregation; clients report how badly each class is doing.
+"""FedCA: class-prioritised aggregation; clients report how often they confuse each class.
 
-    client:  trains from Θ with the run's loss (C3E unless another is named) and keeps its soft
-    confusion; struggler vector
+    client:  trains from Θ with the run's loss (C3E unless another is named)
+             keeps its soft confusion, and sends the struggler vector
              S_k[i] = clip( Σ_{j≠i} Conf_ij / Count_i, 0, 1 )
     server:  G = mean_k S_k;  𝒫 = the p classes with the largest G
-             for c in 𝒫:  u_k^(c) = max(0, 1 − S_k[c]) / Σ_j …   (uniform if all are 0),   Θ^(c) =
-                                        Σ_k u_k^(c) θ_k
+             for c in 𝒫:  u_k^(c) = max(0, 1 − S_k[c]) / Σ_j …          (uniform if all are 0)
+                          Θ^(c) = Σ_k u_k^(c) θ_k
              Θ ← mean_{c∈𝒫} Θ^(c)  =  Σ_k ū_k θ_k,   ū_k = mean_{c∈𝒫} u_k^(c)
 
 The confusion is tracked whatever the loss is. Equal struggler vectors give FedAvg with uniform

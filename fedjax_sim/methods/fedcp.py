@@ -1,13 +1,13 @@
 """FedCP (Zhang et al., 2023): a conditional policy splits every feature vector between a global and
 a private head.
 
-    z = f(x),   v = Σ_c W_p,c / ‖Σ_c W_p,c‖          the private head's class rows; fixed during a
-    round policy:  a = ReLU(LayerNorm(Linear_{d→2d}(z ⊙ v))), read as (2, d);  (r, s) = softmax over
-    the pair of a + Gumbel noise
-    logits = h_p(r ⊙ z) + h_g(s ⊙ z)                  r + s = 1;  h_g frozen
-    loss   = L + λ·MMD²(z, f_received(x))             kernels as in `local.mmd`
-    trained: f, h_p, policy;  then  h_g ← ½h_p + ½h_g;  upload f, h_g, policy;  size-weighted
-    averages
+    z = f(x),   v = Σ_c W_p,c / ‖Σ_c W_p,c‖          private head's class rows, fixed during a round
+    policy:  a = ReLU(LayerNorm(Linear_{d→2d}(z ⊙ v))), read as (2, d)
+             (r, s) = softmax over the pair of a + Gumbel noise
+    logits = h_p(r ⊙ z) + h_g(s ⊙ z)                 r + s = 1;  h_g frozen
+    loss   = L + λ·MMD²(z, f_received(x))            kernels as in `local.mmd`
+    trained: f, h_p, policy;  then  h_g ← ½h_p + ½h_g
+    upload:  f, h_g, policy;  size-weighted averages
 
 Wire: |w| + 2d² + 6d down and up (the policy is a group of its own).  State: h_p (the resident model
 has h_g). Evaluated: the latest f, h_g, policy with the client's h_p (personal), gates without noise

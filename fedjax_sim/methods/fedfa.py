@@ -8,10 +8,8 @@ After each stage of the model, in training, with probability p per batch and sta
     σ = √(Var_map(x) + ε),   v_μ = Var_batch(μ) + ε,   v_σ = Var_batch(σ) + ε
     q = 1/(1 + 1/(Γ_μ + ε)),   γ_μ = Ch·q/Σq,   s_μ = √((γ_μ + 1) v_μ)       the same for σ with Γ_σ
     β̂ ~ N(μ, s_μ²),   γ̂ ~ N(σ, s_σ²),   output  γ̂·(x − μ)/σ + β̂
-    client, whenever active:  μ̄ ← 0.99 μ̄ + 0.01 mean_batch(μ),  σ̄ likewise;
-                              from 0 and 1, kept by the client
-    server:  parameters averaged;  Γ_μ = Var_k(μ̄_k),  Γ_σ = Var_k(σ̄_k),
-             per channel, over participants; from 1
+    client:  μ̄ ← 0.99 μ̄ + 0.01 mean_batch(μ), σ̄ likewise, whenever active; from 0 and 1; kept
+    server:  parameters averaged;  Γ_μ = Var_k(μ̄_k),  Γ_σ = Var_k(σ̄_k) per channel; from 1
 
 Padding examples enter no statistic.  p = 0 is FedAvg.  Wire: |w| + 2ΣCh down (Γ), |w| + 2ΣCh up
 (μ̄, σ̄). State: μ̄_k, σ̄_k.  Evaluated: global.

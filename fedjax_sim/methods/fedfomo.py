@@ -1,8 +1,8 @@
 """FedFomo (Zhang et al., 2021): a client weighs others' models by what each gains on its own
 validation rows.
 
-The server stores everybody's last upload and an affinity P [N, N], at first the identity. Client i
-gets the `models` models with the largest P_i among those that were uploaded. With L_i the mean
+The server stores every client's last upload and an affinity P [N, N], at first the identity. Client
+i gets the `models` models with the largest P_i among those that were uploaded. With L_i the mean
 cross-entropy on its validation rows and θ_i its model before this round:
 
     ω_n = (L_i(θ_i) − L_i(θ_n)) / (‖θ_n − θ_i‖ + 1e−5),    ω⁺ = max(ω, 0)
@@ -11,7 +11,7 @@ cross-entropy on its validation rows and θ_i its model before this round:
 
 Validation rows are the client's own split; where the data have none, the last 20 % of its training
 rows, which are then not trained on. Candidates are evaluated and added one at a time. The round
-holds the K = min(N, M·models) stored models that are sent to anybody.
+holds the K = min(N, M·models) stored models that are sent.
 
 Wire: models·|w| down, |w| + models up.  State: θ_i (the resident model).  Evaluated: θ_i
 (personal).

@@ -1,8 +1,8 @@
 """FedNTD (Lee et al., 2022): distil the received model on the logits of the classes that are not
 the true one.
 
-Forgetting of globally known classes happens in the logits of classes a client does not see; exactly
-those are held.
+Globally known classes are forgotten in the logits of the classes that a client does not have; these
+logits are kept near the received model's.
 
     client objective:  L_local(z, y) + β τ² KL( softmax(ẑᵍ/τ) ‖ softmax(ẑ/τ) ),
                        mean over the batch

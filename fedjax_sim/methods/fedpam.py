@@ -2,10 +2,10 @@
 vectors into its own.
 
     anchors:  (W P_k)_c,  features  z = f_θ(x) ∈ R^m,  logits  W z + b
-    client:   L = L_local(W z + b, y) + λ·L_pcl(z, W P_k, y)   one step on θ, W, b and P_k together;
-                                                               P_k = I at first
-              L_pcl of `local.contrast`: −log [ e^{z̃·w̃_y/τ} / (Σ_c e^{z̃·w̃_c/τ} + Σ_{j: y_j≠y}
-              e^{z̃·z̃_j/τ}) ]
+    client:   L = L_local(W z + b, y) + λ·L_pcl(z, W P_k, y)
+              one step on θ, W, b and P_k together; P_k = I at first
+              L_pcl (`local.contrast`):
+              −log [ e^{z̃·w̃_y/τ} / (Σ_c e^{z̃·w̃_c/τ} + Σ_{j: y_j≠y} e^{z̃·z̃_j/τ}) ]
     server:   Θ ← Σ_k (n_k / Σ_j n_j) (θ_k, W_k, b_k)
     decides:  argmax_c (W P_k z + b)_c, or the anchor nearest in angle, with the Θ of now
 

@@ -1,10 +1,11 @@
 """FedPHP (Li et al., 2021): the personal model is inherited; a momentum copy of past ones teaches
 features to the new.
 
-    w ← SGD_E(Θ)  of  (1−λ) f_k(w) + λ MMD²( φ_w(x), φ_{p_k}(x) )   p_k frozen, in inference mode;
-                                                                    see local/mmd.py
+    w ← SGD_E(Θ)  of  (1−λ) f_k(w) + λ MMD²( φ_w(x), φ_{p_k}(x) )    p_k frozen, in inference mode
     p_k ← (1−μ_t) w_k + μ_t p_k,   μ_t = μ·t/T                     t = 1 … T, the round; p_k from Θ⁰
-    Θ ← Σ_k (n_k / Σ_j n_j) w_k                                  over the participants that reported
+    Θ ← Σ_k (n_k / Σ_j n_j) w_k                                      over those that reported
+
+MMD²: `local.mmd`.
 
 λ = 0 is FedAvg, and with μ = 0 p_k is what the client last trained. λ = μ = 0.1 (pFedRLLA).
 Wire: |w| down, |w| up.  State: p_k.  Evaluated: p_k (personal), Θ (global).

@@ -29,7 +29,7 @@ class FedRep(PrivateHead):
     """As FedPer, but the head first and then the backbone."""
 
     head_epochs: float = epochs(5.0, "E_h")
-    freeze_head: bool = field(True, help="whether ψ_k stands still while φ is trained")
+    freeze_head: bool = field(True, help="whether ψ_k is fixed while φ is trained")
 
     def local(
         self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx

@@ -4,8 +4,7 @@ local frequencies.
 f = φ(x), Ψ the generic head, ψ_k the personal one (linear, from Ψ⁰), n_{k,c} the client's training
 labels:
 
-    generic:   L( Ψ(f) + log(n_{k,c} + 1e-8), y )   balanced softmax; the only loss that φ and Ψ
-                                                    feel
+    generic:   L( Ψ(f) + log(n_{k,c} + 1e-8), y )             balanced softmax; alone moves φ and Ψ
     personal:  L( stop(Ψ(f)) + ψ_k(stop(f)), y )              moves ψ_k alone
     Φ, Ψ ← Σ_k (n_k / Σ_j n_j) (φ_k, Ψ_k)                     over the participants that reported
 

@@ -4,15 +4,14 @@ class Gaussians.
 Global class means μ_g [C, d] (at first uniform in [0, 1]) and one covariance Σ_g [d, d] (at first
 I) travel as a group.
 
-    LDA(μ, Σ):  Σ̃ = (1−ε)Σ + ε·tr(Σ)/d·I,   coef = Σ̃⁻¹μ,   bias = −½ diag(μ coefᵀ) + log(π +
-                                        1e−4),   ε = 1e−4
+    LDA(μ, Σ):  Σ̃ = (1−ε)Σ + ε·tr(Σ)/d·I,   ε = 1e−4
+                coef = Σ̃⁻¹μ,   bias = −½ diag(μ coefᵀ) + log(π + 1e−4)
     client:     E epochs on φ alone with the logits of LDA(μ_g, Σ_g), π its own label shares
-    fit:        on the features of the trained φ: class means (μ_g for absent classes), Σ = S/(n−1)
-                + I, S the scatter
-                around them
-    β:          (β_μ, β_Σ) on a grid over [0, 1]², least cross-entropy of LDA(β·local +
-                (1−β)·global), 2-fold: the local
-                part is fitted on the even rows and tested on the odd ones, and the other way round
+    fit:        on the features of the trained φ: class means (μ_g for absent classes),
+                Σ = S/(n−1) + I, S the scatter around them
+    β:          (β_μ, β_Σ) on a grid over [0, 1]², least cross-entropy of
+                LDA(β·local + (1−β)·global), 2-fold: the local part is fitted on the even rows and
+                tested on the odd ones, and the other way round
     upload:     φ and the interpolated μ, Σ, fitted on all rows;   server: size-weighted averages
 
 Evaluated: the latest φ, with fit, β and LDA head made anew (personal); no gradient step, but a pass

@@ -1,12 +1,11 @@
-"""Redistribution with a fixed policy: FedPolicy's static and random policies under names of their
-own.
+"""Redistribution with a fixed policy: FedPolicy's static and random policies as methods.
 
     full       init = {Φ, Ψ}            FedAvg with uniform weights
     backbone   init = {Φ, ψ_k}          the client keeps its head
     head       init = {φ_k, Ψ}          the client keeps its backbone
     random     one of the three, uniformly, per client and round
 
-φ_k, ψ_k: what client k held after its last local training; at its first participation it gets
+φ_k, ψ_k: of client k's net after its last local training; at its first participation it gets
 everything (`first`). Server: Θ ← (1/|K|) Σ_k trained_k. The same code as `fedpolicy` with
 agent=full, backbone, head or random, and the same default loss, C3E; validation rows are used for
 the log where there are any, and not needed. Wire: |block| down, |w| up.  State: the resident model.

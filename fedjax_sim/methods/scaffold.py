@@ -1,9 +1,10 @@
 """SCAFFOLD, option II (Karimireddy et al., 2020): control variates cancel each client's gradient
 bias.
 
-    local step:  w ← w − η(g − c_k + c)                    no momentum: it would invalidate the
-    estimate after S steps:  c_k⁺ = c_k − c + (Θ − w_k)/(S·η)
-    server:  Θ ← Θ + η_g · mean_k(w_k − Θ),   c ← c + (n_t/N) · mean_k(c_k⁺ − c_k)   (uniform means)
+    local step:     w ← w − η(g − c_k + c)           no momentum: it would invalidate the estimate
+    after S steps:  c_k⁺ = c_k − c + (Θ − w_k)/(S·η)
+    server:         Θ ← Θ + η_g · mean_k(w_k − Θ)                                  (uniform means)
+                    c ← c + (n_t/N) · mean_k(c_k⁺ − c_k)
 
 Weight decay belongs to the objective and is applied; N counts the clients that can take part.
 

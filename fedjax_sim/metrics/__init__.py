@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedjax_sim.errors import lookup
+from fedjax_sim.named import first_sentence
 
 if TYPE_CHECKING:  # the names are listed by the command line, which must not wait for JAX
     from fedjax_sim.metrics.base import Metric
@@ -45,7 +46,7 @@ def register_metric(name: str, description: str = "") -> Callable[[F], F]:
 
     def known(make: F) -> F:
         _FACTORIES[name] = make
-        METRICS.setdefault(name, description or (make.__doc__ or "").strip().split("\n")[0])
+        METRICS.setdefault(name, description or first_sentence(make))
         return make
 
     return known

@@ -1,5 +1,5 @@
-"""What a metric is: sums over rows inside the program, figures made of them on the host, and how
-people read those.
+"""What a metric is: sums over rows inside the program, figures computed from them on the
+host, and how those are shown.
 
 A metric is given what a model says of a batch, the truth, and a weight per row (0: padding):
 
@@ -112,37 +112,28 @@ class Primary(NamedTuple):
     def read(cls, record: Any) -> Primary:
         """Of a summary or of config.json's `resolved`; runs without it are compared by accuracy."""
         found = record.get("primary") if isinstance(record, Mapping) else None
-        return (
-            cls(**{k: found[k] for k in cls._fields if k in found})
-            if isinstance(found, Mapping)
-            else cls()
-        )
+        known = found if isinstance(found, Mapping) else {}
+        return cls(**{k: known[k] for k in cls._fields if k in known})
 
 
 SPLITS = {"test": "test", "val": "validation", "train": "training"}
 
 
 def on_rows(record: Any, short: bool = False) -> str:
-    """Which rows of the clients figures over them stand on, and how many; '' where nobody has
-    written that down.
+    """Which rows of the clients their figures refer to, and how many; '' if the record lacks it.
 
     >>> on_rows({"client_rows": {"split": "val", "least": 7, "mean": 21.5, "most": 24}})
     '7 to 24 validation rows each'
     >>> on_rows({"client_rows": {"split": "train", "least": 9, "mean": 9.0, "most": 9}}, short=True)
-    'train, 9'
+    '9 train'
     """
     found = record.get("client_rows") if isinstance(record, Mapping) else None
     if not isinstance(found, Mapping):
         return ""
     least, most = found["least"], found["most"]
-    count = (
-        f"{least}" if least == most else f"{least} to {most}" if not short else f"{least}–{most}"
-    )
-    return (
-        f"{found['split']}, {count}"
-        if short
-        else f"{count} {SPLITS.get(found['split'], found['split'])} rows each"
-    )
+    span = f"{least}" if least == most else f"{least}–{most}" if short else f"{least} to {most}"
+    split = found["split"]
+    return f"{span} {split}" if short else f"{span} {SPLITS.get(split, split)} rows each"
 
 
 Sums = dict[str, Any]
@@ -153,23 +144,19 @@ class Metric:
     """One metric; the module's docstring says how it is used."""
 
     name: str
-    sums: Callable[[Any, Any, Any], Sums] | None = (
-        None  # (prediction, target, real) -> named sums; None: only `reduce`
-    )
+    # (prediction, target, real) -> named sums; None: only `reduce`
+    sums: Callable[[Any, Any, Any], Sums] | None = None
     finish: Callable[[Sums], dict[str, Any]] = lambda sums: {}
     better: int = 1  # 1: larger figures are better, -1: smaller ones
-    figures: tuple[
-        str, ...
-    ] = ()  # names of what `finish` returns, the main one first; (): the metric's name
-    label: str = ""  # the main figure, as people read it; "": its name
+    # names of what `finish` returns, the main one first; (): the metric's name
+    figures: tuple[str, ...] = ()
+    label: str = ""  # the main figure in tables and plots; "": its name
     unit: str = "percent"
     tabled: bool = True
-    over: str | None = (
-        None  # how names of figures over clients begin; None: only of all clients' rows together
-    )
-    reduce: Callable[[np.ndarray, int], dict[str, float]] | None = (
-        None  # (values [n], better) -> figures over clients
-    )
+    # how names of figures over clients begin; None: only of all clients' rows together
+    over: str | None = None
+    # (values [n], better) -> figures over clients
+    reduce: Callable[[np.ndarray, int], dict[str, float]] | None = None
     reduced: tuple[str, ...] = ()  # names of what `reduce` returns
 
     @property
@@ -177,13 +164,8 @@ class Metric:
         return self.figures or ((self.name,) if self.sums else ())
 
     def about(self, figure: str) -> About:
-        main = self.shown and figure == self.shown[0]
-        return About(
-            self.label if main and self.label else figure.replace("_", " "),
-            self.unit,
-            self.better,
-            self.tabled,
-        )
+        main = self.label if self.shown and figure == self.shown[0] else ""
+        return About(main or figure.replace("_", " "), self.unit, self.better, self.tabled)
 
     def of_rows(self, sums: Sums) -> dict[str, float]:
         """Figures of one model on one set of rows."""
@@ -196,9 +178,8 @@ class Metric:
     def values(self, sums: Sums) -> np.ndarray:
         """[n] the main figure of each client that has rows; sums: [N, …]."""
         real = np.asarray(sums["count"]) > 0
-        return np.asarray(
-            self.finish({k: v[real] for k, v in exactly(sums).items()})[self.shown[0]]
-        )
+        some = {k: v[real] for k, v in exactly(sums).items()}
+        return np.asarray(self.finish(some)[self.shown[0]])
 
 
 def exactly(sums: Sums) -> Sums:
@@ -233,11 +214,9 @@ def over_clients(
     for metric in metrics:
         if metric.reduce is not None:
             values = primary.values(wide[primary.name])
-            figures = (
-                metric.reduce(values, primary.better)
-                if len(values)
-                else dict.fromkeys(metric.reduced, math.nan)
-            )
+            figures = dict.fromkeys(metric.reduced, math.nan)
+            if len(values):
+                figures = metric.reduce(values, primary.better)
             out |= {f"{primary.over or ''}{name}": value for name, value in figures.items()}
         if metric.sums is None:
             continue
@@ -246,9 +225,9 @@ def over_clients(
             out |= together
             continue
         values = metric.values(wide[metric.name])
-        mean, std = (
-            (float(values.mean()), float(values.std())) if len(values) else (math.nan, math.nan)
-        )
+        mean, std = math.nan, math.nan
+        if len(values):
+            mean, std = float(values.mean()), float(values.std())
         figures = dict(mean=mean, pooled=together[metric.shown[0]], std=std)
         out |= {f"{metric.over}{name}": value for name, value in figures.items()}
     return out
@@ -259,11 +238,8 @@ def columns_of(metrics: Sequence[Metric], evaluations: Sequence[str]) -> dict[st
     out: dict[str, About] = {}
     primary = metrics[0]
     for prefix in OF_SERVER.values() if "global" in evaluations else ():
-        out |= {
-            f"{prefix}_{figure}": metric.about(figure)
-            for metric in metrics
-            for figure in metric.shown
-        }
+        for metric in metrics:
+            out |= {f"{prefix}_{figure}": metric.about(figure) for figure in metric.shown}
     for prefix in (OF_CLIENTS[mode] for mode in OF_CLIENTS if mode in evaluations):
         for metric in metrics:
             spread = ("mean", "pooled", "std") if metric.over is not None else ()
@@ -284,9 +260,6 @@ def described(metrics: Sequence[Metric], evaluations: Sequence[str]) -> dict[str
     first = metrics[0]
     primary = Primary(first.shown[0], first.over or "", *first.about(first.shown[0])[:3])
     mine = set(columns_of([m for m in metrics if m is first or m.reduce is not None], evaluations))
-    others = {
-        name: about._asdict()
-        for name, about in columns_of(metrics, evaluations).items()
-        if name not in mine
-    }
+    columns = columns_of(metrics, evaluations)
+    others = {name: about._asdict() for name, about in columns.items() if name not in mine}
     return dict(primary=primary._asdict(), metrics_about=others)

@@ -84,9 +84,8 @@ def pad_to_blocks(x: Array, s: int, pad: int, rows: int, cols: int) -> Array:
     """`x [B,H,W,C]` with `pad` zeros before, as rows x cols blocks of s x s:
     `[B,rows,s,cols,s,C]`."""
     B, C = x.shape[0], x.shape[3]
-    x = x[
-        :, : max(s * rows - pad, 0), : max(s * cols - pad, 0)
-    ]  # what no window reaches is cut off
+    # what no window reaches is cut off
+    x = x[:, : max(s * rows - pad, 0), : max(s * cols - pad, 0)]
     after = s * rows - pad - x.shape[1], s * cols - pad - x.shape[2]
     x = jnp.pad(x, ((0, 0), (pad, after[0]), (pad, after[1]), (0, 0)))
     return x.reshape(B, rows, s, cols, s, C)

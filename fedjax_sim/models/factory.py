@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.errors import UserError, first_line, unknown
 from fedjax_sim.models.flax_module import as_model
 from fedjax_sim.models.layers import FORMS
 from fedjax_sim.models.nets import PlainNet, plain_groups
@@ -133,7 +133,7 @@ def _registered(
     conv: str,
     activations: Any,
 ) -> Model:
-    """By a builder of somebody's own."""
+    """By the builder of a registered model."""
     entry = REGISTRY[name]
     make: Any = entry.build
     values = {k: like(f"model.{k}", v, entry.options[k]) for k, v in options.items()}
@@ -146,11 +146,9 @@ def _registered(
         values["activations"] = activations
     try:
         built = make(shape, classes, dtype=dtype, conv=conv, **values)
-    except (TypeError, ValueError) as problem:  # in code of somebody's own
-        first = (str(problem).splitlines() or [""])[0]
-        raise UserError(
-            f"the builder of model '{name}' failed: {type(problem).__name__}: {first}"
-        ) from problem
+    except (TypeError, ValueError) as problem:  # in the user's code
+        why = f"{type(problem).__name__}: {first_line(problem)}"
+        raise UserError(f"the builder of model '{name}' failed: {why}") from problem
     return as_model(
         built,
         shape,

@@ -4,21 +4,17 @@ watching one call."""
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Float, Num, Shaped
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.models.randomness import dropout_key
-from fedjax_sim.models.record import Model, batch_of
+from fedjax_sim.models.record import Model, batch_of, check_last
 from fedjax_sim.options import shown
-from fedjax_sim.platform import run_once
 from fedjax_sim.types import Array, Key
 
 FLAGS: dict[str, Callable[[bool], bool]] = {
@@ -155,21 +151,14 @@ def plain_module(
     sizes = jax.eval_shape(ordered, jax.random.key(0))["params"][head_group]["kernel"].shape
     if classes is not None and sizes[1] != classes:
         raise UserError(f"module '{name}' has {sizes[1]} outputs, not {classes}")
-    dense = [g for g in groups if kinds[g]]
-    model = Model(
-        name,
-        ordered,
-        features,
-        head,
-        groups,
-        head_group,
-        tuple(dense),
-        int(sizes[0]),
-        int(sizes[1]),
-        shape,
-        (),
+    dense = tuple(g for g in groups if kinds[g])
+    rest = int(sizes[0]), int(sizes[1]), shape, ()
+    model = Model(name, ordered, features, head, groups, head_group, dense, *rest)
+    problem = (
+        f"module '{name}' computes something after its last layer '{head_group}'; its output must"
+        " be that layer's logits (no softmax, no scaling)"
     )
-    check_head(model, call, dtype)
+    check_last(model, lambda net, x: call(net, x, False)[0], dtype, problem)
     return model
 
 
@@ -186,8 +175,8 @@ def flags_of(name: str, module: nn.Module) -> list[str]:
     ]
     if missing or not more:
         raise UserError(
-            f"module '{name}' must be callable with images alone, and with {', '.join(FLAGS)} if it"
-            f" wants to know; its __call__ wants {', '.join(missing) or 'no images'}"
+            f"module '{name}' must be callable with images alone, or with one of {', '.join(FLAGS)}"
+            f" as well; its __call__ needs {', '.join(missing) or 'no images'}"
         )
     return flags
 
@@ -207,9 +196,8 @@ def outline(
 
     try:
         net = jax.eval_shape(look, jax.random.key(0), example)
-    except (
-        Exception
-    ) as problem:  # a mistake in the module, or images that do not fit it: flax and JAX say which
+    except Exception as problem:
+        # a mistake in the module, or images that do not fit it: flax and JAX say which
         first = next(
             (line for line in str(problem).splitlines() if line.strip()), type(problem).__name__
         )
@@ -246,25 +234,6 @@ def outline(
             " features(x, train, mask, tap) and head(features)"
         )
     return groups, head, {g: isinstance(used[g], nn.Dense) for g in groups}
-
-
-def check_head(model: Model, call: Callable, dtype: Any) -> None:
-    """Refuse a module that does something behind its last layer: its output must be that of the
-    head."""
-
-    def both(key: Key) -> tuple[Array, Array]:
-        like = batch_of(model.shape, 2, dtype)
-        tokens = jnp.arange(math.prod(like.shape)).reshape(like.shape) % 2
-        net = model.init(key)
-        x = jax.random.normal(key, like.shape, dtype) if like.dtype == dtype else tokens
-        return call(net, x, False)[0], model.head(net, model.features(net, x)[0])
-
-    out, rebuilt = (np.asarray(a) for a in run_once(both, jax.random.key(1)))
-    if out.shape != rebuilt.shape or not np.allclose(out, rebuilt, rtol=1e-3, atol=1e-4):
-        raise UserError(
-            f"module '{model.name}' does something behind its last layer '{model.head_group}'; its"
-            " output must be that layer's logits (no softmax, no scaling)"
-        )
 
 
 __all__ = ["as_model", "plain_module"]

@@ -39,10 +39,8 @@ from fedjax_sim.types import Array
 
 FORMS = ("auto", "lax", "select", "patches", "block", "winograd")
 XLAS_OWN = ("lax", "select")  # the convolution itself is XLA's
-ON_DEVICE = {
-    "tpu": "lax",
-    "gpu": "select",
-}  # what `auto` is on accelerators, by their compilers' figures
+# what `auto` is on accelerators, by their compilers' figures
+ON_DEVICE = {"tpu": "lax", "gpu": "select"}
 
 
 def device_form(conv: str) -> str:

@@ -66,9 +66,8 @@ def _backward(residual, g):
     else:
         parts = lax.dot_general(a, h, (((1,), (1,)), ((0,), (0,))))
     total = parts[0]
-    for i in range(
-        1, blocks
-    ):  # one fused addition; a reduction over the first axis is several times slower
+    for i in range(1, blocks):
+        # one fused addition; a reduction over the first axis is several times slower
         total = total + parts[i]
     return g @ w.T, materialize(total).T if long else materialize(total)
 

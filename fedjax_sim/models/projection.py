@@ -21,18 +21,18 @@ WIDEST = 2**15  # so that a square matrix of this width is no larger than the la
 
 
 def check_width(width: Any) -> None:
-    """A sentence for what is no width.
+    """The error for a bad width.
 
     >>> check_width(2.5)
     Traceback (most recent call last):
-    fedjax_sim.errors.UserError: m=2.5 is no width of features; allowed: 0 (the model's own), or a
-    whole number to 32768
+    fedjax_sim.errors.UserError: m=2.5 is not a width of features; allowed: 0 (the model's own), or
+    a whole number to 32768
     """
     number = isinstance(width, int | float) and not isinstance(width, bool)
     if not number or not 0 <= width <= WIDEST or width != int(width):  # a nan is not within either
         raise UserError(
-            f"m={width} is no width of features; allowed: 0 (the model's own), or a whole number to"
-            f" {WIDEST}"
+            f"m={width} is not a width of features; allowed: 0 (the model's own), or a whole number"
+            f" to {WIDEST}"
         )
 
 

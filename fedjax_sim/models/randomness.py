@@ -1,9 +1,8 @@
 """Random numbers for layers that need them (Dropout), around a model that is a function of weights
 and images alone.
 
-A training step says its key once, and whoever evaluates the model inside it, method or engine, need
-not hand it on.
-"""
+A training step says its key once, and code that evaluates the model inside it, method or engine,
+need not hand it on."""
 
 from __future__ import annotations
 

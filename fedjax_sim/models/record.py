@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float, Num, Shaped
 
 from fedjax_sim.errors import UserError
@@ -37,9 +39,8 @@ class Model(NamedTuple):
     width: int  # d
     classes: int
     shape: tuple[int, ...]  # H, W, C of images and tables, or (T,) of tokens
-    stages: tuple[
-        tuple[str, int], ...
-    ]  # (name, channels) of the maps given to `tap(name, x [B,h,w,c]) -> x`
+    # (name, channels) of the maps given to `tap(name, x [B,h,w,c]) -> x`
+    stages: tuple[tuple[str, int], ...]
     # their type where it is not that of the weights; features and logits have that of the weights
     activations: Any = None
 
@@ -66,9 +67,9 @@ def from_module(
     """A flax module as a Model, for images `shape` = (H, W, C).
 
     A plain module needs nothing more: its top-level submodules are the groups, in the order in
-    which they are called, the last is the head and must be a Dense layer. `train`, `training` or
-    `deterministic` among the arguments of `__call__` is told whether it trains; Dropout gets its
-    random numbers; BatchNorm leaves padding out. A module with methods `features(x, train, mask,
+    which they are called, the last is the head and must be a Dense layer. An argument
+    `train`, `training` or `deterministic` of `__call__` is set for it; Dropout gets its random
+    numbers; BatchNorm leaves padding out. A module with methods `features(x, train, mask,
     tap)` and `head(features)` says itself where the head begins: then give groups, dense, width and
     classes (and stages, the maps that it shows to `tap`); `head_group` is the one that `head` uses
     (default: the last), `activations` the type that travels between its layers, if it is another
@@ -90,7 +91,7 @@ def from_module(
         return plain_module(name, module, shape, classes, dtype)
     if groups is None or dense is None or width is None or classes is None:
         raise UserError(
-            f"model '{name}' has methods features and head: say groups, dense, width and"
+            f"model '{name}' has methods features and head: give groups, dense, width and"
             " classes too"
         )
     head_group = groups[-1] if head_group is None else head_group
@@ -145,6 +146,22 @@ def functions_of(
         return logits
 
     return init, features, head
+
+
+def check_last(model: Model, call: Callable, dtype: Any, problem: str) -> None:
+    """Raise `problem` for a model that computes something after its last layer: call(net, x) must
+    be its head's output."""
+
+    def both(key: Key) -> tuple[Array, Array]:
+        like = batch_of(model.shape, 2, dtype)
+        tokens = jnp.arange(math.prod(like.shape)).reshape(like.shape) % 2
+        net = model.init(key)
+        x = jax.random.normal(key, like.shape, dtype) if like.dtype == dtype else tokens
+        return call(net, x), model.head(net, model.features(net, x)[0])
+
+    out, rebuilt = (np.asarray(a) for a in run_once(both, jax.random.key(1)))
+    if out.shape != rebuilt.shape or not np.allclose(out, rebuilt, rtol=1e-3, atol=1e-4):
+        raise UserError(problem)
 
 
 def with_group(model: Model, name: str, init: Callable[[Key], dict]) -> Model:

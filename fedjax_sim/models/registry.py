@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedjax_sim.errors import UserError, lookup
+from fedjax_sim.named import first_sentence
 
 
 class Entry(NamedTuple):
@@ -18,9 +19,8 @@ class Entry(NamedTuple):
     options: Mapping[str, Any] = {}
     convs: tuple[tuple[int, int, bool], ...] = ()  # (k, pad, pool) per convolution block
     tokens: bool = False  # its inputs are tokens
-    build: Callable[..., Any] | None = (
-        None  # of somebody's own: (shape, classes, *, dtype, conv, **options) -> Model
-    )
+    # of the user: (shape, classes, *, dtype, conv, **options) -> Model
+    build: Callable[..., Any] | None = None
 
 
 REGISTRY: dict[str, Entry] = {
@@ -62,17 +62,11 @@ REGISTRY: dict[str, Entry] = {
 }
 
 
-def _shown(value: Any) -> str:
-    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-# name -> one line, with the options as `--set model.OPTION=VALUE` writes them
 def _line(entry: Entry) -> str:
-    return entry.help + (
-        f" [{', '.join(f'{k}={_shown(v)}' for k, v in entry.options.items())}]"
-        if entry.options
-        else ""
-    )
+    """One line, with the options as `--set model.OPTION=VALUE` writes them."""
+    text = lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else value
+    options = ", ".join(f"{name}={text(value)}" for name, value in entry.options.items())
+    return f"{entry.help} [{options}]" if options else entry.help
 
 
 MODELS: dict[str, str] = {name: _line(entry) for name, entry in REGISTRY.items()}
@@ -103,11 +97,11 @@ def check_inputs(name: str, shape: tuple[int, ...]) -> None:
 def too_small(name: str, shape: tuple[int, int, int]) -> UserError:
     """
     >>> str(too_small("lenet5", (1, 1, 3)))
-    "model 'lenet5' is for images, and a table of 3 features is none; use model mlp"
+    "model 'lenet5' is for images, and the data are a table of 3 features; use model mlp"
     """
     if shape[:2] == (1, 1):
         return UserError(
-            f"model '{name}' is for images, and a table of {shape[2]} features is none; use"
+            f"model '{name}' is for images, and the data are a table of {shape[2]} features; use"
             " model mlp"
         )
     return UserError(f"images of {shape[0]}x{shape[1]} are too small for model '{name}'")
@@ -117,7 +111,7 @@ GIVEN = ("dtype", "conv", "activations")  # arguments of a builder that are opti
 
 
 def register_model(name: str, build: Callable[..., Any], help: str = "") -> None:
-    """Make a model of your own known by name: build(shape, classes, *, dtype, conv, **options) ->
+    """Register a model of your own by name: build(shape, classes, *, dtype, conv, **options) ->
     Model.
 
     What it takes beside these, with a default, is an option (`--set model.OPTION=VALUE`); see
@@ -126,16 +120,12 @@ def register_model(name: str, build: Callable[..., Any], help: str = "") -> None
     """
     taken = inspect.signature(build).parameters.values()
     options = {p.name: p.default for p in taken if p.default is not p.empty and p.name not in GIVEN}
-    REGISTRY[name] = Entry(
-        help or (build.__doc__ or "").strip().split("\n")[0], options, build=build
-    )
+    REGISTRY[name] = Entry(help or first_sentence(build), options, build=build)
     MODELS[name] = _line(REGISTRY[name])
 
 
-WIDEST, DEEPEST = (
-    2**20,
-    100,
-)  # of hidden layers: a mistyped number is refused before anything is allocated
+# of hidden layers: a mistyped number is refused before anything is allocated
+WIDEST, DEEPEST = 2**20, 100
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,7 +148,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
             )
     chosen = {**allowed, **options}
     if entry.build is not None:
-        return chosen  # somebody's own: its builder says what its options mean
+        return chosen  # the user's builder checks its own options
     if "hidden" in chosen:
         chosen["hidden"] = widths(f"the hidden widths of {name}", chosen["hidden"])
     if "channels" in chosen:

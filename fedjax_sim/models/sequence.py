@@ -205,9 +205,8 @@ def attend(
 ) -> Float[Array, "batch time features"]:
     """Causal attention: [B, T, 3d] -> [B, T, d]."""
     batch, length, wide = qkv.shape
-    q, k, v = (
-        a.reshape(batch, length, heads, -1).swapaxes(1, 2) for a in jnp.split(qkv, 3, -1)
-    )  # [B, H, T, d/H]
+    # [B, H, T, d/H]
+    q, k, v = (a.reshape(batch, length, heads, -1).swapaxes(1, 2) for a in jnp.split(qkv, 3, -1))
     scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
     seen = jnp.tril(jnp.ones((length, length), bool))
     weights = jax.nn.softmax(jnp.where(seen, scores, jnp.finfo(scores.dtype).min), -1)

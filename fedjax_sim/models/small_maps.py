@@ -89,7 +89,6 @@ def tiles_conv(
         patch_product(vi.reshape(-1, ci), ui.reshape(ci, co))  # [tiles²·B, co]
         for vi, ui in zip(jnp.split(v, n), jnp.split(u, n), strict=True)
     ]
-    y = transform(
-        in_two_dimensions(A).T, materialize(jnp.stack(m)).reshape(-1, B * co)
-    )  # [H·H, B·co]
+    # [H·H, B·co]
+    y = transform(in_two_dimensions(A).T, materialize(jnp.stack(m)).reshape(-1, B * co))
     return y.reshape(H, H, B, co).transpose(2, 0, 1, 3)

@@ -27,10 +27,8 @@ from fedjax_sim.models.pool import (
 from fedjax_sim.models.products import patch_product
 from fedjax_sim.types import Array
 
-POINTS = {
-    4: (0.0, 1.0, -1.0),
-    6: (0.0, 1.0, -1.0, 0.5, -0.5),
-}  # and infinity; chosen for small constants
+# and infinity; chosen for small constants
+POINTS = {4: (0.0, 1.0, -1.0), 6: (0.0, 1.0, -1.0, 0.5, -0.5)}
 
 
 @cache
@@ -87,9 +85,8 @@ def winograd_pool(
     n, s = k + 1, (k + 1) // 2
     h, v = (H - k + 1) // 2, (W - k + 1) // 2
     x = pad_to_blocks(x, 2, 0, h + s - 1, v + s - 1).reshape(B, h + s - 1, 2, 2 * (v + s - 1), ci)
-    rows = [
-        materialize_gradient(x[:, a : a + h, p]) for a in range(s) for p in (0, 1)
-    ]  # [B,h,2(v+s-1),ci]
+    # [B,h,2(v+s-1),ci]
+    rows = [materialize_gradient(x[:, a : a + h, p]) for a in range(s) for p in (0, 1)]
     tiles = []
     for i in range(n):
         t = materialize_both_ways(combine(Bt[i], rows)).reshape(B, h, v + s - 1, 2, ci)

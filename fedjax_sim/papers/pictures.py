@@ -30,15 +30,14 @@ class Picture(NamedTuple):
     leaves: tuple[str, ...] = ()  # of the State that it needs
 
 
-def against(
-    wanted: Wanted, path: pathlib.Path, setting: str = "participation"
-) -> list[pathlib.Path]:
+def against(wanted: Wanted, path: pathlib.Path) -> list[pathlib.Path]:
     """The last accuracy of every row against the share of clients per round."""
     plt, look = style.drawing(), style.looks(labels(wanted.groups))
     figure, axes = style.panels(plt, 1)
     for label in labels(wanted.groups):
         mine = [g for g in wanted.groups if g.label == label]
-        found = {number_in(g.runs[0].config[setting]) or 0.0: lasts(g, wanted.column) for g in mine}
+        share = lambda g: number_in(g.runs[0].config["participation"]) or 0.0
+        found = {share(g): lasts(g, wanted.column) for g in mine}
         x = sorted(at for at, values in found.items() if len(values))
         means, errors = [found[at].mean() for at in x], [float(spread(found[at])) for at in x]
         points = dict(marker="o", markersize=4, capsize=2, label=style.safe(label))
@@ -119,6 +118,19 @@ def silhouette(points: np.ndarray, group: np.ndarray) -> float:
     return float(np.mean(values)) if values else float("nan")
 
 
+def of_groups(
+    draw: Callable[[Sequence[Group], pathlib.Path], list[pathlib.Path]],
+    available: Callable[[Sequence[Group]], Any],
+) -> Picture:
+    """A figure of `report`."""
+    return Picture(lambda w, path: draw(w.groups, path), lambda w: available(w.groups))
+
+
+def of_client(draw: Callable[..., list[pathlib.Path]], available: Callable[..., Any]) -> Picture:
+    """A figure of `report` about one client."""
+    return Picture(lambda w, path: draw(w.groups, path, w.client), lambda w: available(w.groups))
+
+
 runs = lambda w: [run for g in w.groups for run in g.runs]
 PICTURES: dict[str, Picture] = {
     "accuracy": Picture(
@@ -130,37 +142,18 @@ PICTURES: dict[str, Picture] = {
         ),
     ),
     "against": Picture(against, lambda w: any(len(lasts(g, w.column)) for g in w.groups)),
-    "communication": Picture(lambda w, path: curves.communication(w.groups, path), runs),
-    "counted": Picture(
-        lambda w, path: policy.budgets(w.groups, path), lambda w: policy.budgeted(w.groups)
-    ),
+    "communication": of_groups(curves.communication, len),
+    "counted": of_groups(policy.budgets, policy.budgeted),
     "embeddings": Picture(
         embeddings, lambda w: all(EMBEDDED in s for s in w.states.values()), (EMBEDDED, WHO, HEADS)
     ),
-    "evolution": Picture(
-        lambda w, path: policy.evolution(w.groups, path), lambda w: policy.controlled(w.groups)
-    ),
-    "heat-maps": Picture(
-        lambda w, path: policy.heat_maps(w.groups, path, w.client),
-        lambda w: any(run.matrices for run in runs(w)),
-    ),
-    "labels": Picture(
-        lambda w, path: clients.bubbles(w.groups, path), lambda w: clients.label_counts(w.groups)
-    ),
-    "layers": Picture(
-        lambda w, path: curves.layers(w.groups, path), lambda w: all(run.layers for run in runs(w))
-    ),
-    "one-client": Picture(
-        lambda w, path: clients.one_client(w.groups, path, w.client),
-        lambda w: clients.one_by_one(w.groups),
-    ),
-    "reward": Picture(
-        lambda w, path: curves.reward(w.groups, path),
-        lambda w: any("reward" in run.rounds for run in runs(w)),
-    ),
-    "shares": Picture(
-        lambda w, path: policy.summary(w.groups, path), lambda w: policy.controlled(w.groups)
-    ),
+    "evolution": of_groups(policy.evolution, policy.controlled),
+    "heat-maps": of_client(policy.heat_maps, policy.mixed),
+    "labels": of_groups(clients.bubbles, clients.label_counts),
+    "layers": of_groups(curves.layers, lambda groups: curves.layered(groups) == list(groups)),
+    "one-client": of_client(clients.one_client, clients.one_by_one),
+    "reward": of_groups(curves.reward, curves.rewarded),
+    "shares": of_groups(policy.summary, policy.controlled),
 }
 
 

@@ -70,6 +70,12 @@ class Cell:
         return text + (f" ({several - missed} of {several})" if missed else "")
 
     @property
+    def by_seed(self) -> dict[int, float]:
+        """The finite values."""
+        pairs = zip(self.seeds, self.values, strict=False)
+        return {seed: value for seed, value in pairs if math.isfinite(value)}
+
+    @property
     def unfinished(self) -> bool:
         return any(r < self.planned for r in self.rounds)
 
@@ -98,25 +104,19 @@ class Pivot:
             if cell.theirs is not None and cell.mean is not None:
                 key = (col if self.rank == "rows" else row), cell.figure
                 found.setdefault(key, []).append(cell)
-        tau = lambda cells: kendall(
-            [c.mean or 0.0 for c in cells], [c.theirs or 0.0 for c in cells]
-        )
+        tau = lambda cells: kendall([c.mean or 0 for c in cells], [c.theirs or 0 for c in cells])
         return {key: (tau(cells), len(cells)) for key, cells in found.items() if len(cells) > 2}
 
     def paired(self) -> dict[tuple[str, str], Cell]:
         """Every cell minus the reference in its line, seed by seed, for seeds that both have."""
         out = {}
         for (row, col), cell in self.cells.items():
-            other = self.cells.get(
-                (self.reference, col) if self.rank == "rows" else (row, self.reference)
-            )
+            line = (self.reference, col) if self.rank == "rows" else (row, self.reference)
+            other = self.cells.get(line)
             if other is None or other is cell:
                 continue
-            theirs = dict(zip(other.seeds, other.values, strict=False))
-            both = [
-                (v, theirs[s]) for s, v in zip(cell.seeds, cell.values, strict=False) if s in theirs
-            ]
-            gaps = tuple(a - b for a, b in both if math.isfinite(a) and math.isfinite(b))
+            ours, theirs = cell.by_seed, other.by_seed
+            gaps = tuple(ours[s] - theirs[s] for s in ours if s in theirs)
             if gaps:
                 out[row, col] = Cell(gaps, digits=cell.digits)
         return out
@@ -130,14 +130,10 @@ class Pivot:
         signed = lambda cell: (
             "" if cell is None else cell.ours if cell.ours.startswith("-") else f"+{cell.ours}"
         )
-        lines = [
-            [name, *(signed(found.get((row, col))) for col, _ in self.cols)]
-            for row, name in self.rows
-        ]
-        return [
-            [f"minus {label}", *(name for _, name in self.cols)],
-            *(line for line in lines if any(line[1:])),
-        ]
+        cells = lambda row: [signed(found.get((row, col))) for col, _ in self.cols]
+        lines = [[name, *cells(row)] for row, name in self.rows]
+        head = [f"minus {label}", *(name for _, name in self.cols)]
+        return [head, *(line for line in lines if any(line[1:]))]
 
     # ---- text ------------------------------------------------------------------------------------
     def same(self) -> str:
@@ -173,10 +169,8 @@ class Pivot:
         figures = list(dict.fromkeys(figure for _, figure in taus))
         shown = lambda key: ", ".join(f"{taus[key, f][0]:.2f}" for f in figures if (key, f) in taus)
         head = ["", *(label for _, label in self.cols)]
-        body = [
-            [label, *(self.text_of(self.cells.get((row, col))) for col, _ in self.cols)]
-            for row, label in self.rows
-        ]
+        cells = lambda row: [self.text_of(self.cells.get((row, col))) for col, _ in self.cols]
+        body = [[label, *cells(row)] for row, label in self.rows]
         if taus and self.rank == "rows":
             body.append(["Kendall τ", *(shown(col) for col, _ in self.cols)])
         elif taus:
@@ -201,16 +195,15 @@ class Pivot:
         lines = [self.title, *above, "", *aligned(self.grid())]
         if more := self.differences():
             lines += ["", "Differences, seed by seed:", *aligned(more)]
-        return "\n".join([*lines, *([""] if below else []), *below])
+        return "\n".join([*lines, *(["", *below] if below else [])])
 
     def as_markdown(self) -> str:
         above, below = self.sentences()
         parts = [f"## {self.title}", "", *above, "", *markdown_lines(self.grid())]
         if more := self.differences():
             parts += ["", "Differences, seed by seed:", "", *markdown_lines(more)]
-        return (
-            "\n".join([*parts, *([""] if below else []), *(f"* {text}" for text in below)]) + "\n"
-        )
+        parts += ["", *(f"* {text}" for text in below)] if below else []
+        return "\n".join([*parts, ""])
 
     def as_json(self) -> dict[str, Any]:
         clean = lambda v: None if v is None or not math.isfinite(v) else v
@@ -241,9 +234,8 @@ class Pivot:
             dict(row=row, col=col, values=list(c.values)) for (row, col), c in self.paired().items()
         ]
         more = dict(kendall=taus, reference=self.reference, paired=paired, said=[*above, *below])
-        return dict(
-            title=self.title, rows=dict(self.rows), cols=dict(self.cols), cells=cells, **more
-        )
+        head = dict(title=self.title, rows=dict(self.rows), cols=dict(self.cols))
+        return head | dict(cells=cells, **more)
 
 
 def counted(number: int, what: str) -> str:

@@ -181,7 +181,7 @@ READINGS: dict[str, Reading] = {
         lambda run, c: of_rounds(run, c, np.nanmean), lambda c: f"{title(c)}, mean over rounds", 3
     ),
     "least": Reading(
-        lambda run, c: of_rounds(run, c, np.nanmin), lambda c: f"{title(c)}, least over rounds", 3
+        lambda run, c: of_rounds(run, c, np.nanmin), lambda c: f"{title(c)}, minimum over rounds", 3
     ),
     "end": Reading(
         lambda run, c: of_rounds(run, c, lambda v: v[-1]),
@@ -236,6 +236,12 @@ def value(text: str, source: Any) -> float:
     """The figure; nan: the run does not have it, inf: never reached."""
     reading, arguments = split(text)
     return reading.read(source, *arguments)
+
+
+def sentence(text: str) -> str:
+    """A reading as a sentence above a table."""
+    words = describe(text)
+    return f"{words[:1].upper()}{words[1:]}."
 
 
 def describe(text: str) -> str:

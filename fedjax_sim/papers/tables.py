@@ -216,9 +216,8 @@ def block_of(
             raise UserError(
                 f"{where}: the line '{name}' has {len(figures)} figures for {len(head)} columns"
             )
-        cells |= {
-            (name, col): cell_of(where, figure) for col, figure in zip(head, figures, strict=True)
-        }
+        for col, figure in zip(head, figures, strict=True):
+            cells[name, col] = cell_of(where, figure)
     return [line[0] for line in lines], head, cells
 
 
@@ -255,26 +254,14 @@ def table_of(paper: str, key: str, data: Mapping[str, Any], lines: Mapping[str, 
 
 def paper_of(key: str, data: Mapping[str, Any]) -> Paper:
     refuse(key, data, OF_A_PAPER)
-    lines = {
-        part: {
-            name: line_of(f"{key}.{part}.{name}", name, one)
-            for name, one in data.get(part, {}).items()
-        }
-        for part in ("lines", "before")
+    read = lambda part: {
+        name: line_of(f"{key}.{part}.{name}", name, one) for name, one in data.get(part, {}).items()
     }
-    tables = {
-        name: table_of(key, name, one, lines["lines"]) for name, one in data["tables"].items()
-    }
-    return Paper(
-        key,
-        data["title"],
-        data.get("about", ""),
-        data.get("silent", ""),
-        data.get("settings", {}),
-        scales_of(data),
-        lines["before"],
-        tables,
-    )
+    lines = {part: read(part) for part in ("lines", "before")}
+    tables = {n: table_of(key, n, one, lines["lines"]) for n, one in data["tables"].items()}
+    about, silent = data.get("about", ""), data.get("silent", "")
+    settings, scales = data.get("settings", {}), scales_of(data)
+    return Paper(key, data["title"], about, silent, settings, scales, lines["before"], tables)
 
 
 @functools.cache
@@ -298,7 +285,7 @@ def find(text: str) -> Table:
     if not colon:
         example = f"{next(iter(known))}:{next(iter(known[next(iter(known))].tables))}"
         raise UserError(
-            f"'{shown(text)}' names no table; use PAPER:TABLE, e.g. {example} (see fedjax-sim paper"
-            " list)"
+            f"'{shown(text)}' is not the name of a table; use PAPER:TABLE, e.g. {example} (see"
+            " fedjax-sim paper list)"
         )
     return lookup(f"table of {paper}", key, lookup("paper", paper, known).tables)

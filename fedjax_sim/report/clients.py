@@ -48,26 +48,14 @@ def spread(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
             medianprops=dict(color="black"),
             flierprops=dict(markersize=2.5, alpha=0.5),
         )
-        for g, box, v, at in zip(
-            here, drawn["boxes"], values, range(1, len(here) + 1), strict=True
-        ):
-            box.set(facecolor=look[g.label]["color"], alpha=0.55, linewidth=0.8)
-            boxes.plot(
-                worst_tenth(v, read.better),
-                at,
-                "D",
-                color=look[g.label]["color"],
-                markeredgecolor="black",
-                markersize=5,
-            )
-            x = np.sort(v)
-            steps.step(
-                x,
-                np.arange(1, len(x) + 1) / len(x) * 100,
-                where="post",
-                label=style.safe(g.label),
-                **look[g.label],
-            )
+        for at, (g, box, v) in enumerate(zip(here, drawn["boxes"], values, strict=True), 1):
+            colour = look[g.label]["color"]
+            box.set(facecolor=colour, alpha=0.55, linewidth=0.8)
+            marker = dict(color=colour, markeredgecolor="black", markersize=5)
+            boxes.plot(worst_tenth(v, read.better), at, "D", **marker)
+            shares = np.arange(1, len(v) + 1) / len(v) * 100
+            named = dict(label=style.safe(g.label), **look[g.label])
+            steps.step(np.sort(v), shares, where="post", **named)
         boxes.set_yticks(range(1, len(here) + 1), [style.safe(g.label) for g in here])
         boxes.invert_yaxis()
         style.title(boxes, scene, f"last {read.label} of each client, ◆ mean of the worst 10 %")
@@ -91,27 +79,15 @@ def over_rounds(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Pat
         values = read.scale * np.asarray(run.of_clients(mode))  # [E, N]
         values = values[:, np.isfinite(values).all(0)]
         colour = look[g.label]["color"]
-        axis.plot(
-            rounds,
-            values,
-            color=colour,
-            alpha=max(0.05, min(0.35, 6 / values.shape[1])),
-            linewidth=0.7,
-        )
+        pale = max(0.05, min(0.35, 6 / values.shape[1]))
+        axis.plot(rounds, values, color=colour, alpha=pale, linewidth=0.7)
         axis.plot(rounds, np.median(values, 1), color=colour, linewidth=2, label="median client")
-        axis.plot(
-            rounds,
-            [worst_tenth(v, read.better) for v in values],
-            "--",
-            color="black",
-            linewidth=1.3,
-            label="worst 10 %",
-        )
+        worst = [worst_tenth(v, read.better) for v in values]
+        axis.plot(rounds, worst, "--", color="black", linewidth=1.3, label="worst 10 %")
         style.title(axis, g.label, g.scene)
-        axis.set(
-            ylabel=f"each client's {read.axis}",
-            **(dict(ylim=(-2, 102)) if read.unit == "percent" else {}),
-        )
+        axis.set_ylabel(f"each client's {read.axis}")
+        if read.unit == "percent":
+            axis.set_ylim(-2, 102)
         style.rounds_axis(axis)
     style.legend(figure, axes)
     return style.save(plt, figure, path)
@@ -141,30 +117,18 @@ def one_client(groups: Sequence[Group], path: pathlib.Path, client: int = 0) -> 
     """One client over rounds: a panel per scene and evaluation mode, mean and ± band over seeds."""
     plt, look = style.drawing(), style.looks(labels(groups))
     which = one_by_one(groups)
-    figure, axes = style.panels(
-        plt, len(which), most=max(2, min(3, len({mode for _, mode in which})))
-    )
+    modes = {mode for _, mode in which}
+    figure, axes = style.panels(plt, len(which), most=max(2, min(3, len(modes))))
     for axis, (scene, mode) in zip(axes, which, strict=True):
-        drawn = [
-            g
-            for g in groups
-            if g.scene == scene and all(r.of_clients(mode) is not None for r in g.runs)
-        ]
+        has = lambda g: all(run.of_clients(mode) is not None for run in g.runs)
+        drawn = [g for g in groups if g.scene == scene and has(g)]
         for g in drawn:
-            curves = [
-                about(g).scale * np.nan_to_num(np.asarray(r.of_clients(mode))[:, client])
-                for r in g.runs
-            ]
-            least = min(map(len, curves))
-            values = np.stack([t[:least] for t in curves])
-            style.band(
-                axis,
-                g.runs[0].clients[f"{mode}_rounds"][:least],
-                values.mean(0),
-                deviation(values),
-                g.label,
-                look[g.label],
-            )
+            of_one = [np.asarray(run.of_clients(mode))[:, client] for run in g.runs]
+            least = min(map(len, of_one))
+            values = about(g).scale * np.nan_to_num([v[:least] for v in of_one])
+            rounds = g.runs[0].clients[f"{mode}_rounds"][:least]
+            curve = rounds, values.mean(0), deviation(values)
+            style.band(axis, *curve, g.label, look[g.label])
         style.title(axis, scene, f"client {client}: {MODES[mode]}")
         axis.set_ylabel(about(drawn[0]).axis)
         style.rounds_axis(axis)

@@ -21,18 +21,13 @@ COSTS = {
     "comm_gb_to": tuple((name, size / 1e9) for name, size in style.BYTES),
     "time_min_to": tuple((name, size / 60) for name, size in style.SECONDS),
 }
-STAGES = ("orders", "local", "aggregation", "controller", "evaluation")
+STAGES = ("plan", "local", "aggregation", "controller", "evaluation")
 
 
 def reached(groups: Sequence[Group]) -> list[str]:
     """Thresholds (in percent) that any run reached; at most the four highest."""
-    found = {
-        x
-        for g in groups
-        for run in g.runs
-        for x, r in run.summary.get("rounds_to", {}).items()
-        if r is not None
-    }
+    when = [run.summary.get("rounds_to", {}) for g in groups for run in g.runs]
+    found = {x for one in when for x, r in one.items() if r is not None}
     return sorted(found, key=float)[-4:]
 
 
@@ -60,22 +55,13 @@ def thresholds(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path
                 place = np.arange(len(goals)) + (i - (len(mine) - 1) / 2) * width
                 costs = [cost(g, kind, x) for x in goals]
                 mean, std = (np.array([t[k] for t in costs], float) / scale for k in (0, 1))
-                axis.bar(
-                    place,
-                    np.nan_to_num(mean),
-                    width * 0.92,
-                    yerr=np.where(std > 0, std, np.nan),
-                    capsize=2,
-                    color=look[g.label]["color"],
-                    label=style.safe(g.label),
-                    error_kw=dict(linewidth=0.8),
-                )
+                errors = dict(yerr=np.where(std > 0, std, np.nan), error_kw=dict(linewidth=0.8))
+                named = dict(color=look[g.label]["color"], label=style.safe(g.label))
+                axis.bar(place, np.nan_to_num(mean), width * 0.92, capsize=2, **errors, **named)
                 sign = "×" if any(run.summary.get("targets_of", True) for run in g.runs) else "–"
-                for x, value in zip(place, mean, strict=True):
-                    if np.isnan(value):
-                        axis.annotate(
-                            sign, (x, 0), ha="center", va="bottom", color=look[g.label]["color"]
-                        )
+                for x in place[np.isnan(mean)]:
+                    below = dict(ha="center", va="bottom", color=look[g.label]["color"])
+                    axis.annotate(sign, (x, 0), **below)
             axis.set_xticks(range(len(goals)), [f"{x} %" for x in goals])
             style.title(axis, scene, f"{name} to an accuracy (× never)")
             axis.set(ylabel=name, xlabel="accuracy", ylim=(0, None))
@@ -94,10 +80,10 @@ def read_profiles(
         for file in sorted(path.rglob("profile.json")):
             try:
                 profile = json.loads(file.read_bytes())
-                one = {
-                    "method": str(profile["method"]),
-                    "seconds": {k: float(profile["seconds"][k]) for k in STAGES},
-                }
+                seconds = profile["seconds"]
+                seconds = {"plan": seconds.get("orders")} | seconds  # its name in version 0.2.0
+                seconds = {k: float(seconds[k]) for k in STAGES}
+                one = {"method": str(profile["method"]), "seconds": seconds}
                 if profile["checksum"] != checksum(profile):
                     raise ValueError
                 out.append(one)
@@ -143,11 +129,8 @@ def numeric_settings(groups: Sequence[Group]) -> dict[str, dict[str, list[tuple[
             if value is not None:
                 rest = {n: text_of(v) for n, v in config.items() if n != name}
                 found.setdefault(json.dumps(rest, sort_keys=True), []).append((value, g))
-        kept = {
-            key: sorted(points, key=lambda t: t[0])
-            for key, points in found.items()
-            if len({v for v, _ in points}) >= 3
-        }
+        several = {k: points for k, points in found.items() if len({v for v, _ in points}) >= 3}
+        kept = {k: sorted(points, key=lambda t: t[0]) for k, points in several.items()}
         if kept:
             out[name] = kept
     return out
@@ -187,23 +170,15 @@ def settings(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
             )
             values = [primary.about.scale * g.figure(figure_name) for _, g in points]
             line = list(style.looks(titles).values())[i]
-            axis.errorbar(
-                [x for x, _ in points],
-                [v.mean() if len(v) else np.nan for v in values],
-                [spread(v) for v in values],
-                marker="o",
-                markersize=4,
-                capsize=2,
-                label=style.safe(titles[i]),
-                **line,
-            )
+            means = [v.mean() if len(v) else np.nan for v in values]
+            marks = dict(marker="o", markersize=4, capsize=2, label=style.safe(titles[i]))
+            spread_of = [spread(v) for v in values]
+            axis.errorbar([x for x, _ in points], means, spread_of, **marks, **line)
         spans = [x for points in curves.values() for x, _ in points]
         if min(spans) > 0 and max(spans) / min(spans) > 20:
             axis.set_xscale("log")
         style.title(axis, f"{primary.label} against {name}")
-        axis.set(
-            xlabel=style.safe(name),
-            ylabel=f"{'best' if best else 'client mean'} {primary.about.axis}",
-        )
+        what = "best" if best else "client mean"
+        axis.set(xlabel=style.safe(name), ylabel=f"{what} {primary.about.axis}")
     style.legend(figure, axes)
     return style.save(plt, figure, path)

@@ -14,6 +14,7 @@ from fedjax_sim.report import style
 from fedjax_sim.report.groups import Group, labels, scenes
 from fedjax_sim.report.runs import Run, smooth
 
+WINDOW = 10  # rounds of the reward's mean
 GLOBAL = "global model, test set"
 OVER_CLIENTS = {
     "client": "clients, each with the model it predicts with, mean",
@@ -38,22 +39,16 @@ def compared(groups: Sequence[Group]) -> dict[str, tuple[str, About]]:
     out: dict[str, tuple[str, About]] = {}
     for primary in dict.fromkeys(run.primary for g in groups for run in g.runs):
         out[primary.columns[0]] = (GLOBAL, primary.about)
-        out |= {
-            f"{prefix}_{primary.over}mean": (title, primary.about)
-            for prefix, title in OVER_CLIENTS.items()
-        }
+        for prefix, title in OVER_CLIENTS.items():
+            out[f"{prefix}_{primary.over}mean"] = title, primary.about
     return out
 
 
 def others(groups: Sequence[Group]) -> dict[str, tuple[str, About]]:
     """{column: (title, unit)} of the other metrics, requested ones first."""
     abouts = {name: about for g in groups for run in g.runs for name, about in run.others.items()}
-    abouts = {
-        name: about
-        for name, about in abouts.items()
-        if about.tabled or name.startswith(("global_", "client_"))
-    }
-    order = sorted(abouts, key=lambda name: not abouts[name].tabled)
+    wanted = [n for n, a in abouts.items() if a.tabled or n.startswith(("global_", "client_"))]
+    order = sorted(wanted, key=lambda name: not abouts[name].tabled)
     return {name: (name.replace("_", " "), abouts[name]) for name in order}
 
 
@@ -65,20 +60,15 @@ def measured(groups: Sequence[Group]) -> list[str]:
 
 def title_of(column: str, groups: Sequence[Group]) -> str:
     runs = [run for g in groups for run in g.runs]
-    scored = column.startswith(
-        tuple(f"{prefix}_" for prefix in OVER_CLIENTS if not prefix.startswith("personal_at_"))
-    )
-    rows = (
-        list(dict.fromkeys(on_rows(run.resolved) for run in runs if on_rows(run.resolved)))
-        if scored
-        else []
-    )
-    if scored and not rows and any("client_on_train_rows" in run.metrics for run in runs):
-        rows = ["training rows"]
+    own = [f"{prefix}_" for prefix in OVER_CLIENTS if not prefix.startswith("personal_at_")]
+    rows: dict[str, None] = {}
+    if column.startswith(tuple(own)):
+        rows = dict.fromkeys(filter(None, (on_rows(run.resolved) for run in runs)))
+        if not rows and any("client_on_train_rows" in run.metrics for run in runs):
+            rows = {"training rows": None}
     known = {**others(groups), **compared(groups)}
-    return known.get(column, (column.replace("_", " "),))[0] + (
-        f" ({'; '.join(rows)})" if rows else ""
-    )
+    title = known.get(column, (column.replace("_", " "),))[0]
+    return f"{title} ({'; '.join(rows)})" if rows else title
 
 
 def about_of(column: str, groups: Sequence[Group]) -> About:
@@ -106,13 +96,8 @@ def target(groups: Sequence[Group], column: str) -> float | None:
     about = about_of(column, groups)
     if about.unit != "percent" or about.better < 0:
         return None
-    best = sorted(
-        (
-            float(mean.max())
-            for _, mean, _ in (g.series(column, PLACES["rounds"]) for g in groups)
-            if len(mean)
-        )
-    )
+    means = [g.series(column, PLACES["rounds"])[1] for g in groups]
+    best = sorted(float(mean.max()) for mean in means if len(mean))
     if len(best) < 2:
         return None
     goal = 10 * np.floor(10 * best[(len(best) - 1) // 2] + 1e-9)
@@ -196,30 +181,38 @@ def communication(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.P
     return style.save(plt, figure, path)
 
 
-def reward(groups: Sequence[Group], path: pathlib.Path, window: int = 10) -> list[pathlib.Path]:
+def rewarded(groups: Sequence[Group]) -> list[Group]:
+    return [g for g in groups if all("reward" in run.rounds for run in g.runs)]
+
+
+def reward(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
     """The controller's reward: every round as a pale line, the mean of ten rounds as a strong
     one."""
     plt, look = style.drawing(), style.looks(labels(groups))
-    mine = [g for g in groups if all("reward" in run.rounds for run in g.runs)]
+    mine = rewarded(groups)
     where = scenes(mine)
     figure, axes = style.panels(plt, len(where), width=5.4)
     for axis, scene in zip(axes, where, strict=True):
         for g in (g for g in mine if g.scene == scene):
             x, mean, _ = g.per_round(lambda run: np.nan_to_num(run.rounds["reward"]))
             axis.plot(x, mean, **look[g.label] | dict(alpha=0.25, linewidth=0.8))
-            axis.plot(x, smooth(mean, window), label=style.safe(g.label), **look[g.label])
+            axis.plot(x, smooth(mean, WINDOW), label=style.safe(g.label), **look[g.label])
         style.title(axis, scene)
-        axis.set_ylabel(f"reward, mean of {window} rounds")
+        axis.set_ylabel(f"reward, mean of {WINDOW} rounds")
         style.rounds_axis(axis)
     style.legend(figure, axes)
     return style.save(plt, figure, path)
+
+
+def layered(groups: Sequence[Group]) -> list[Group]:
+    return [g for g in groups if all(run.layers for run in g.runs)]
 
 
 def layers(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
     """Distances of the participants' models to the server's, by parameter group; a panel per method
     and scene."""
     plt = style.drawing()
-    mine = [g for g in groups if all(run.layers for run in g.runs)]
+    mine = layered(groups)
     look = style.looks(list(dict.fromkeys(name for g in mine for name in g.runs[0].layers)))
     figure, axes = style.panels(plt, len(mine))
     for axis, g in zip(axes, mine, strict=True):

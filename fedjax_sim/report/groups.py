@@ -17,46 +17,16 @@ from fedjax_sim.report.runs import Run
 
 # settings that define a scene; the first four are in every title
 SCENE = (
-    "dataset",
-    "partition",
-    "clients",
-    "participation",
-    "protocol",
-    "norm",
-    "unseen",
-    "dropout",
-    "stragglers",
-    "server_val",
-    "val_fraction",
+    *("dataset", "partition", "clients", "participation", "protocol", "norm", "unseen"),
+    *("dropout", "stragglers", "server_val", "val_fraction"),
 )
 # in neither scene nor label: seeds, paths, fingerprints, how it was computed
 ASIDE = (
-    "seed",
-    "data_seed",
-    "data",
-    "data_fingerprint",
-    "own_data",
-    "own_model",
-    "model_shapes",
-    "data_dir",
-    "download",
-    "init",
-    "chunk",
-    "devices",
-    "backend",
-    "checkpoint_every",
-    "keep",
-    "state_on",
-    "rounds",
-    "schedule_rounds",
-    "cohorts",
-    "eval_every",
-    "evaluations",
-    "personal_every",
-    "probe",
-    "method",
+    *("seed", "data_seed", "data", "data_fingerprint", "own_data", "own_model", "model_shapes"),
+    *("data_dir", "download", "init", "chunk", "devices", "backend", "checkpoint_every", "keep"),
+    *("state_on", "rounds", "schedule_rounds", "cohorts", "eval_every", "evaluations"),
+    *("personal_every", "probe", "method"),
 )
-
 
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray]  # x, mean, standard deviation
 
@@ -78,11 +48,8 @@ class Group:
             return np.zeros(0), np.zeros(0), np.zeros(0)
         common = sorted(set.intersection(*(set(rounds.tolist()) for _, rounds, _ in points)))
         values = np.stack([v[np.isin(r, common)] for _, r, v in points])
-        return (
-            np.mean([place(run, np.array(common)) for run, _, _ in points], 0),
-            values.mean(0),
-            spread(values),
-        )
+        x = np.mean([place(run, np.array(common)) for run, _, _ in points], 0)
+        return x, values.mean(0), spread(values)
 
     def per_round(self, column: Callable[[Run], np.ndarray]) -> Curve:
         """(rounds, mean, std) over seeds of a value per round, up to the shortest run."""
@@ -131,11 +98,8 @@ def text_of(value: Any) -> str:
     try:
         return f"{float(value):g}" if not isinstance(value, bool) else str(value)
     except (TypeError, ValueError):
-        return (
-            "x".join(map(text_of, value))
-            if isinstance(value, (list, tuple))
-            else shown(str(value), 40)
-        )
+        several = isinstance(value, (list, tuple))
+        return "x".join(map(text_of, value)) if several else shown(str(value), 40)
 
 
 def varying(configs: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
@@ -158,10 +122,7 @@ def share(text: str) -> str:
 def scene_of(config: dict[str, Any], different: Sequence[str]) -> str:
     """Title of a scene: data, split, participation, and the settings that differ between
     scenes."""
-    parts = [
-        text_of(config["dataset"]) if "dataset" in config else "",
-        text_of(config.get("partition", "")),
-    ]
+    parts = [text_of(config.get("dataset", "")), text_of(config.get("partition", ""))]
     if config.get("clients") is not None:
         cohort = config.get("participation")
         per_round = f", {share(text_of(cohort))} per round" if cohort else ""
@@ -204,9 +165,7 @@ def grouped(runs: Sequence[Run], say: Callable[[str], None] = lambda text: None)
                 f"skipped: '{shown(str(short.path), 200)}' is the same run as"
                 f" '{shown(str(long.path), 200)}', not longer"
             )
-    return [
-        Group(label, scene, tuple(members.values())) for (scene, label), members in found.items()
-    ]
+    return [Group(label, scene, tuple(same.values())) for (scene, label), same in found.items()]
 
 
 def labels(groups: Sequence[Group]) -> list[str]:

@@ -12,6 +12,7 @@ import html
 import importlib.resources
 import io
 import json
+import math
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -30,10 +31,8 @@ DIGITS = 6  # significant digits in the page's data
 
 def brief(values: Any) -> list[float | None]:
     """Numbers for the page: few digits, None for those that are not finite."""
-    return [
-        float(f"{v:.{DIGITS}g}") if np.isfinite(v) else None
-        for v in np.asarray(values, float).tolist()
-    ]
+    few = lambda v: float(f"{v:.{DIGITS}g}") if math.isfinite(v) else None
+    return list(map(few, np.asarray(values, float).tolist()))
 
 
 def lines(groups: Sequence[Group]) -> list[dict[str, Any]]:
@@ -46,12 +45,9 @@ def lines(groups: Sequence[Group]) -> list[dict[str, Any]]:
             sent, _, _ = g.series(column, curves.PLACES["bytes"])
             timed = all(run.timings or run.virtual for run in g.runs)
             seconds = g.series(column, curves.PLACES["time"])[0] if timed else np.zeros(0)
-            one = dict(
-                label=g.label, scene=g.scene, metric=column, rounds=brief(rounds), bytes=brief(sent)
-            )
-            out.append(
-                one | dict(time=brief(seconds), mean=brief(scale * mean), std=brief(scale * std))
-            )
+            one = dict(label=g.label, scene=g.scene, metric=column, rounds=brief(rounds))
+            one |= dict(bytes=brief(sent), time=brief(seconds))
+            out.append(one | dict(mean=brief(scale * mean), std=brief(scale * std)))
     return out
 
 
@@ -63,49 +59,38 @@ def short(titles: Sequence[str]) -> dict[str, str]:
     """
     parts = {scene: scene.split(" · ") for scene in titles}
     common = set.intersection(*map(set, parts.values())) if parts else set()
-    return {
-        scene: " · ".join(p for p in pieces if p not in common) or scene
-        for scene, pieces in parts.items()
-    }
+    rest = lambda pieces: " · ".join(p for p in pieces if p not in common)
+    return {scene: rest(pieces) or scene for scene, pieces in parts.items()}
 
 
 def content(groups: Sequence[Group]) -> dict[str, Any]:
     """The data for the page's script."""
     names, look = labels(groups), style.looks(labels(groups))
-    dashes = {"-": ""} | {
-        line: " ".join(f"{d:g}" for d in line[1])
-        for line in style.LINES
-        if not isinstance(line, str)
-    }
+    broken = [line for line in style.LINES if not isinstance(line, str)]
+    dashes = {"-": ""} | {line: " ".join(f"{d:g}" for d in line[1]) for line in broken}
     columns = tables.shown_columns(groups)
     rows = []
     for g in sorted(groups, key=lambda g: (scenes(groups).index(g.scene), names.index(g.label))):
         found = tables.statistics(g)
-        cells: dict[str, Any] = {
-            c.key: found[c.key]._asdict() if c.key in found else tables.missing(g, c)
-            for c in columns
-        }
-        rows.append(
-            dict(label=g.label, scene=g.scene, seeds=len(g.runs), ended=g.ended, cells=cells)
-        )
+        cell = lambda c: found[c.key]._asdict() if c.key in found else tables.missing(g, c)
+        row = dict(label=g.label, scene=g.scene, seeds=len(g.runs), ended=g.ended)
+        rows.append(row | dict(cells={c.key: cell(c) for c in columns}))
+    scale = lambda c: dict(
+        zip(("unit", "scale", "digits"), tables.scale_of(groups, c), strict=True)
+    )
+    title = lambda c: dict(title=curves.title_of(c, groups), axis=curves.about_of(c, groups).axis)
+    first = groups[0].runs[0].primary
     return dict(
         methods=[
             dict(label=n, color=look[n]["color"], dash=dashes[look[n]["linestyle"]]) for n in names
         ],
         scenes=scenes(groups),
         brief=short(scenes(groups)),
-        columns=[
-            c._asdict()
-            | dict(zip(("unit", "scale", "digits"), tables.scale_of(groups, c), strict=True))
-            for c in columns
-        ],
+        columns=[c._asdict() | scale(c) for c in columns],
         rows=rows,
-        metrics=[
-            dict(key=c, title=curves.title_of(c, groups), axis=curves.about_of(c, groups).axis)
-            for c in curves.measured(groups)
-        ],
-        primary=groups[0].runs[0].primary.label,
-        axis=groups[0].runs[0].primary.about.axis,
+        metrics=[dict(key=c, **title(c)) for c in curves.measured(groups)],
+        primary=first.label,
+        axis=first.about.axis,
         lines=lines(groups),
         virtual=any(run.virtual for g in groups for run in g.runs),
         clients=[
@@ -153,6 +138,23 @@ def write(
 
 
 Drawn = tuple[str, str, Callable[[pathlib.Path], list[pathlib.Path]]]  # file, title, function
+Draw = Callable[[Sequence[Group], pathlib.Path], list[pathlib.Path]]
+# (whether there are data for it, file, title, function) in the order of the page
+FIGURES: tuple[tuple[Callable[[Sequence[Group]], Any], str, str, Draw], ...] = (
+    (costs.reached, "thresholds", "Cost to reach an accuracy", costs.thresholds),
+    (costs.numeric_settings, "settings", "Accuracy against settings", costs.settings),
+    (clients.with_clients, "clients", "Spread over clients", clients.spread),
+    (clients.with_clients, "client_curves", "Every client over rounds", clients.over_rounds),
+    (clients.one_by_one, "one_client", "One client over rounds", clients.one_client),
+    (clients.label_counts, "labels", "Labels of the clients", clients.bubbles),
+    (len, "communication", "Communication per round", curves.communication),
+    (policy.controlled, "actions", "Actions over rounds", policy.evolution),
+    (policy.controlled, "policy", "Policy", policy.summary),
+    (curves.rewarded, "reward", "Reward of the controller", curves.reward),
+    (policy.budgeted, "budgets", "Budgets", policy.budgets),
+    (policy.mixed, "weights", "Mixing weights", policy.heat_maps),
+    (curves.layered, "layers", "Distances of layers", curves.layers),
+)
 
 
 def possible(groups: Sequence[Group], profiles: Sequence[dict[str, Any]] = ()) -> Iterator[Drawn]:
@@ -162,35 +164,13 @@ def possible(groups: Sequence[Group], profiles: Sequence[dict[str, Any]] = ()) -
             place != "time" or all(run.timings for g in groups for run in g.runs)
         ):
             name = "accuracy" if place == "rounds" else f"accuracy_{place}"
-            draw = functools.partial(curves.accuracy, groups, place=place)
-            yield name, f"Accuracy against {title}", draw
-    if costs.reached(groups):
-        yield "thresholds", "Cost to reach an accuracy", lambda path: costs.thresholds(groups, path)
-    if costs.numeric_settings(groups):
-        yield "settings", "Accuracy against settings", lambda path: costs.settings(groups, path)
-    if clients.with_clients(groups):
-        yield "clients", "Spread over clients", lambda path: clients.spread(groups, path)
-        draw = functools.partial(clients.over_rounds, groups)
-        yield "client_curves", "Every client over rounds", draw
-    if clients.one_by_one(groups):
-        yield "one_client", "One client over rounds", lambda path: clients.one_client(groups, path)
-    if clients.label_counts(groups):
-        yield "labels", "Labels of the clients", lambda path: clients.bubbles(groups, path)
-    draw = functools.partial(curves.communication, groups)
-    yield "communication", "Communication per round", draw
-    if policy.controlled(groups):
-        yield "actions", "Actions over rounds", lambda path: policy.evolution(groups, path)
-        yield "policy", "Policy", lambda path: policy.summary(groups, path)
-    if any("reward" in run.rounds for g in groups for run in g.runs):
-        yield "reward", "Reward of the controller", lambda path: curves.reward(groups, path)
-    if policy.budgeted(groups):
-        yield "budgets", "Budgets", lambda path: policy.budgets(groups, path)
-    if any(g.runs[0].matrices for g in groups):
-        yield "weights", "Mixing weights", lambda path: policy.heat_maps(groups, path)
-    if any(all(run.layers for run in g.runs) for g in groups):
-        yield "layers", "Distances of layers", lambda path: curves.layers(groups, path)
+            drawing = functools.partial(curves.accuracy, groups, place=place)
+            yield name, f"Accuracy against {title}", drawing
+    for available, name, title, draw in FIGURES:
+        if available(groups):
+            yield name, title, functools.partial(draw, groups)
     if profiles:
-        yield "time", "Parts of a round", lambda path: costs.breakdown(profiles, path)
+        yield "time", "Parts of a round", functools.partial(costs.breakdown, profiles)
 
 
 def report(
@@ -212,8 +192,6 @@ def report(
             (title, draw(folder / name))
             for name, title, draw in possible(groups, costs.read_profiles(paths, say))
         ]
-    figures = [file for _, files in drawn for file in files]
-    return [
-        *figures,
-        write(groups, [(title, files[0]) for title, files in drawn], folder / "report.html"),
-    ]
+    pictures = [(title, files[0]) for title, files in drawn]
+    page = write(groups, pictures, folder / "report.html")
+    return [*(file for _, files in drawn for file in files), page]

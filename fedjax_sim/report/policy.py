@@ -35,19 +35,11 @@ def evolution(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]
         run = g.runs[0]
         shares, rounds = windowed_shares(run.actions, WINDOW), run.rounds["round"]
         parts = [100 * s for s in shares.values()]
-        axis.stackplot(
-            rounds,
-            *parts,
-            labels=list(map(style.safe, shares)),
-            alpha=0.75,
-            colors=[colour[n] for n in shares],
-        )
+        look = dict(labels=list(map(style.safe, shares)), colors=[colour[n] for n in shares])
+        axis.stackplot(rounds, *parts, alpha=0.75, **look)
         style.title(axis, g.label, g.scene)
-        axis.set(
-            ylabel=f"actions of {WINDOW} rounds (%)",
-            ylim=(0, 100),
-            xlim=(rounds[0], max(rounds[-1], rounds[0] + 1)),
-        )
+        wide = rounds[0], max(rounds[-1], rounds[0] + 1)
+        axis.set(ylabel=f"actions of {WINDOW} rounds (%)", ylim=(0, 100), xlim=wide)
         axis.grid(False)
         style.rounds_axis(axis)
         right = axis.twinx()
@@ -84,21 +76,11 @@ def summary(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
         here = [g for g in mine if g.scene == scene]
         left = np.zeros(len(here))
         for name in names:
-            taken = np.array(
-                [sum(run.actions.get(name, np.zeros(1)).sum() for run in g.runs) for g in here]
-            )
-            decided = np.array(
-                [max(1, sum(v.sum() for run in g.runs for v in run.actions.values())) for g in here]
-            )
-            share = 100 * taken / decided
-            drawn = bars.barh(
-                range(len(here)),
-                share,
-                left=left,
-                label=style.safe(name),
-                color=colour[name],
-                height=0.6,
-            )
+            taken = [sum(run.actions.get(name, np.zeros(1)).sum() for run in g.runs) for g in here]
+            every = [sum(v.sum() for run in g.runs for v in run.actions.values()) for g in here]
+            share = 100 * np.array(taken) / np.maximum(1, every)
+            named = dict(label=style.safe(name), color=colour[name])
+            drawn = bars.barh(range(len(here)), share, left=left, height=0.6, **named)
             inside = [f"{s:.0f}" if s >= 6 else "" for s in share]
             bars.bar_label(drawn, inside, label_type="center", color="white", fontsize=8)
             left += share
@@ -115,11 +97,17 @@ def summary(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
     return style.save(plt, figure, path)
 
 
+def mixed(groups: Sequence[Group]) -> list[Group]:
+    return [g for g in groups if g.runs[0].matrices]
+
+
 def heat_maps(groups: Sequence[Group], path: pathlib.Path, client: int = 0) -> list[pathlib.Path]:
     """Left of each pair: a matrix of weights, mean over the second half of the run. Right: the
     weights for one client over rounds; first seed."""
     plt = style.drawing()
-    found = [(g, name, values) for g in groups for name, values in g.runs[0].matrices.items()]
+    found = [
+        (g, name, values) for g in mixed(groups) for name, values in g.runs[0].matrices.items()
+    ]
     figure, axes = style.panels(plt, 2 * len(found), width=4.8, most=2)
     for (g, name, values), picture, lines in zip(found, axes[::2], axes[1::2], strict=True):
         second_half = values[len(values) // 2 :]
@@ -135,14 +123,8 @@ def heat_maps(groups: Sequence[Group], path: pathlib.Path, client: int = 0) -> l
             known_at = ~np.isnan(values[:, client, j])
             few = "o" if known_at.sum() < 0.8 * len(known_at) else None
             rounds = g.runs[0].rounds["round"][: len(known_at)][known_at]
-            lines.plot(
-                rounds,
-                values[known_at, client, j],
-                color=style.COLOURS[j],
-                label=f"of client {j}",
-                marker=few,
-                markersize=3,
-            )
+            look = dict(color=style.COLOURS[j], label=f"of client {j}", marker=few, markersize=3)
+            lines.plot(rounds, values[known_at, client, j], **look)
         style.title(lines, f"{name} for client {client}", g.scene)
         style.rounds_axis(lines)
     style.legend(figure, axes[1::2])
@@ -182,11 +164,8 @@ def budgets(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
     figure, axes = style.panels(plt, len(which))
     for axis, (scene, name) in zip(axes, which, strict=True):
         title, unit, added = panels_of(groups)[name]
-        for g in (
-            g
-            for g in groups
-            if g.scene == scene and all(r.counted(name) is not None for r in g.runs)
-        ):
+        has = lambda g: all(run.counted(name) is not None for run in g.runs)
+        for g in (g for g in groups if g.scene == scene and has(g)):
             values = g.per_round(lambda run: accumulated(run, name, added))
             style.band(axis, *values, g.label, look[g.label])
         style.title(axis, scene, title)

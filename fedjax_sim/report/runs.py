@@ -43,11 +43,9 @@ class Run:
     @property
     def actions(self) -> Table:
         """{action: number of participants that took it, per round}; {} without a controller."""
-        names = [name.removeprefix("action_") for name in self.rounds if name.startswith("action_")]
-        order = [name for name in ORDER if name in names] + [
-            n for n in names if n not in (*ORDER, "entropy")
-        ]
-        return {name: self.rounds[f"action_{name}"] for name in order}
+        found = after("action_", self.rounds)
+        order = dict.fromkeys((*(name for name in ORDER if name in found), *found))
+        return {name: found[name] for name in order if name != "entropy"}
 
     @property
     def matrices(self) -> dict[str, np.ndarray]:
@@ -99,11 +97,7 @@ class Run:
     def layers(self) -> Table:
         """{parameter group: mean distance of the participants to the server's model, per round}; {}
         if not logged."""
-        return {
-            n.removeprefix("layer_dist_"): v
-            for n, v in self.rounds.items()
-            if n.startswith("layer_dist_")
-        }
+        return after("layer_dist_", self.rounds)
 
     def points(self, column: str) -> tuple[np.ndarray, np.ndarray]:
         """(rounds, values) of an evaluated column, without NaN."""
@@ -119,9 +113,8 @@ class Run:
     def seconds_at(self, rounds: np.ndarray) -> np.ndarray:
         """Seconds until the end of each of `rounds`, simulated if the run has a simulated clock."""
         if self.virtual:
-            return np.interp(
-                rounds, self.rounds["round"], np.cumsum(self.rounds["virtual_seconds"])
-            )
+            passed = np.cumsum(self.rounds["virtual_seconds"])
+            return np.interp(rounds, self.rounds["round"], passed)
         return np.array([seconds_at(int(r), self.segments) for r in rounds])
 
     @property
@@ -130,10 +123,7 @@ class Run:
 
     @property
     def segments(self) -> list[dict[str, Any]]:
-        return [
-            dict(zip(self.timings, row, strict=True))
-            for row in zip(*self.timings.values(), strict=True)
-        ]
+        return rows_of(self.timings)
 
     @functools.cached_property
     def primary(self) -> Primary:
@@ -151,14 +141,10 @@ class Run:
         """summary.json; for a run that has not ended, the same figures from its rows."""
         if self.stored:
             return self.stored
-        rows = [
-            dict(zip(self.metrics, row, strict=True))
-            for row in zip(*self.metrics.values(), strict=True)
-        ]
+        rows = rows_of(self.metrics)
         for row in rows:
-            row |= dict(
-                round=int(row["round"]), bytes_down=float(self.bytes_at(row["round"])), bytes_up=0.0
-            )
+            sent = float(self.bytes_at(row["round"]))
+            row |= dict(round=int(row["round"]), bytes_down=sent, bytes_up=0.0)
         seen = self.segments if "seconds" in self.timings else []
         primary = self.primary
         over = ("mean", "pooled", "std", "worst10")
@@ -167,14 +153,9 @@ class Run:
         return {
             **summary_figures(rows, primary),
             **progress_figures(rows, seen, primary=primary),
-            **{
-                primary.of_clients(name): value[0] if value else None
-                for name, value in last.items()
-            },
+            **{primary.of_clients(name): v[0] if v else None for name, v in last.items()},
             **{k: self.resolved[k] for k in ("primary", "metrics_about") if k in self.resolved},
-            "metrics": {
-                name: float(v[-1]) for name in self.others if len(v := self.points(name)[1])
-            },
+            "metrics": {k: float(v[-1]) for k in self.others if len(v := self.points(k)[1])},
             "rounds": int(self.rounds["round"][-1]),
             "seconds_per_round": sum(s["seconds"] for s in seen) / spans if spans else None,
             "bytes_down": float(self.rounds["bytes_down"].sum()),
@@ -214,12 +195,20 @@ class Run:
         return "", np.zeros(0)
 
 
+def after(prefix: str, table: Table) -> Table:
+    """The columns whose names begin so, by the rest of their names."""
+    return {n.removeprefix(prefix): v for n, v in table.items() if n.startswith(prefix)}
+
+
+def rows_of(table: Table) -> list[dict[str, Any]]:
+    return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+
+
 def table(content: bytes) -> Table:
     rows = csv_rows(content)
     number = lambda text: float(text) if text not in ("", None) else np.nan
-    return {
-        name: np.array([number(row[name]) for row in rows]) for name in (rows[0] if rows else {})
-    }
+    names = rows[0] if rows else ()
+    return {name: np.array([number(row[name]) for row in rows]) for name in names}
 
 
 def load_run(path: str | pathlib.Path) -> Run:
@@ -234,11 +223,8 @@ def load_run(path: str | pathlib.Path) -> Run:
         rounds, metrics, timings = (
             table(files.get(f"{name}.csv", b"")) for name in ("rounds", "metrics", "timings")
         )
-        if not (
-            isinstance(config["method"], str)
-            and isinstance(stored, dict)
-            and isinstance(resolved, dict)
-        ):
+        read = isinstance(stored, dict) and isinstance(resolved, dict)
+        if not (read and isinstance(config["method"], str)):
             raise ValueError("its config.json or summary.json cannot be read")
     except (ValueError, KeyError, TypeError, RecursionError) as problem:
         raise UserError(
@@ -262,9 +248,9 @@ def read_order(folder: pathlib.Path) -> list[str]:
     """The order stored by `write_order`; [] without one."""
     try:
         names = json.loads((folder / ORDER_FILE).read_bytes())
-        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     except (OSError, ValueError, RecursionError):
         return []
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def run_folders(path: pathlib.Path) -> Iterator[pathlib.Path]:

@@ -129,16 +129,12 @@ def band(
         axis.fill_between(x, mean - std, mean + std, color=look["color"], alpha=0.18, linewidth=0)
 
 
-def far_apart(axis: Any, curves: Sequence[np.ndarray], times: float = 20) -> None:
-    """Use a logarithmic x-axis if one curve ends more than `times` as far as another, which would
+def far_apart(axis: Any, curves: Sequence[np.ndarray]) -> None:
+    """Use a logarithmic x-axis if one curve ends more than 20 times as far as another, which would
     be too short to see."""
-    ends = [float(x[-1]) for x in curves if len(x)]
-    if (
-        ends
-        and min(ends) > 0
-        and max(ends) / min(ends) > times
-        and min(float(x[0]) for x in curves if len(x)) > 0
-    ):
+    drawn = [x for x in curves if len(x)]
+    starts, ends = [float(x[0]) for x in drawn], [float(x[-1]) for x in drawn]
+    if drawn and min(*starts, *ends) > 0 and max(ends) / min(ends) > 20:
         axis.set_xscale("log")
 
 

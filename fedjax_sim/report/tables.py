@@ -59,19 +59,12 @@ def figures_of(summary: dict[str, Any]) -> dict[str, float]:
     ... )
     {'best_global': 0.5, 'rounds_to.50': 3.0}
     """
-    out: dict[str, float] = {}
+    flat: dict[str, Any] = {}
     for key, value in summary.items():
-        inside = (
-            {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
-        )
-        for name, number in inside.items():
-            if (
-                isinstance(number, (int, float))
-                and not isinstance(number, bool)
-                and name not in NOT_FIGURES
-            ):
-                out[name] = float(number)
-    return out
+        inside = isinstance(value, dict)
+        flat |= {f"{key}.{k}": v for k, v in value.items()} if inside else {key: value}
+    number = lambda v: isinstance(v, (int, float)) and not isinstance(v, bool)
+    return {k: float(v) for k, v in flat.items() if number(v) and k not in NOT_FIGURES}
 
 
 def statistics(group: Group) -> dict[str, Cell]:
@@ -135,32 +128,31 @@ def missing(group: Group, column: Column) -> str:
     return NEVER if column.kind == "rounds" and measured else NOTHING
 
 
-def number(cell: Cell, scale: float, digits: int, plus: str, seeds: int) -> str:
+def number(cell: Cell, scale: float, digits: int, seeds: int) -> str:
     """A cell as text, with the number of seeds if some have no value.
 
-    >>> number(Cell(0.5, 0.01, 3), 0.01, 2, "±", 3), number(Cell(7, 0, 2), 1, 1, "±", 3)
+    >>> number(Cell(0.5, 0.01, 3), 0.01, 2, 3), number(Cell(7, 0, 2), 1, 1, 3)
     ('50.00 ± 1.00', '7.0 (2 of 3)')
     """
     text = f"{cell.mean / scale:.{digits}f}"
     if cell.std:
-        text += f" {plus} {cell.std / scale:.{digits}f}"
+        text += f" ± {cell.std / scale:.{digits}f}"
     return text + (f" ({cell.n} of {seeds})" if cell.n < seeds else "")
 
 
-def written(groups: Sequence[Group], plus: str, bold: str) -> tuple[list[str], list[list[str]]]:
+def written(groups: Sequence[Group], bold: str) -> tuple[list[str], list[list[str]]]:
     """(head, rows) of text; bold: a format string for the best values."""
     columns = shown_columns(groups)
     several = len({g.scene for g in groups}) > 1
     units = {c.key: scale_of(groups, c) for c in columns}
-    splits = list(
-        dict.fromkeys(on_rows(run.resolved, short=True) for g in groups for run in g.runs)
-    )
+    runs = [run for g in groups for run in g.runs]
+    splits = list(dict.fromkeys(on_rows(run.resolved, short=True) for run in runs))
     rows_of_clients = [text for text in splits if text] if len(splits) <= MOST_SPLITS else []
 
     def title(c: Column) -> str:
         notes = [units[c.key][0]] if units[c.key][0] and c.kind in ("percent", "bytes") else []
         if c.key.startswith("client_") and rows_of_clients:
-            notes.append(f"{'/'.join(rows_of_clients)} rows")
+            notes.append(f"{' or '.join(rows_of_clients)} rows")
         return f"{c.title} ({'; '.join(notes)})" if notes else c.title
 
     head = ["method", *(["setting"] if several else []), "seeds", *map(title, columns)]
@@ -170,12 +162,11 @@ def written(groups: Sequence[Group], plus: str, bold: str) -> tuple[list[str], l
         cells, row = statistics(g), [name, *([g.scene] if several else []), str(len(g.runs))]
         for c in columns:
             _, scale, digits = units[c.key]
-            text = (
-                number(cells[c.key], scale, digits, plus, len(g.runs))
-                if c.key in cells
-                else missing(g, c)
-            )
-            best = g.ended and c.key in cells and cells[c.key].mean == best_of(groups, c, g.scene)
+            if c.key not in cells:
+                row.append(missing(g, c))
+                continue
+            text = number(cells[c.key], scale, digits, len(g.runs))
+            best = g.ended and cells[c.key].mean == best_of(groups, c, g.scene)
             row.append(bold.format(text) if best else text)
         rows.append(row)
     return head, rows
@@ -189,7 +180,7 @@ def markdown_lines(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def markdown(groups: Sequence[Group]) -> str:
-    head, rows = written(groups, "±", "**{}**")
+    head, rows = written(groups, "**{}**")
     return "\n".join(markdown_lines([head, *rows])) + "\n"
 
 
@@ -206,7 +197,7 @@ TEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
 def latex(groups: Sequence[Group]) -> str:
     """A LaTeX tabular that needs \\usepackage{booktabs}."""
     escape = lambda text: "".join(TEX.get(c, c) for c in text)
-    head, rows = written(groups, "±", "★{}")
+    head, rows = written(groups, "★{}")
     signs = lambda text: escape(text).replace("±", r"$\pm$")
     cell = lambda text: f"\\textbf{{{signs(text[1:])}}}" if text.startswith("★") else signs(text)
     line = lambda cells: " & ".join(map(cell, cells)) + r" \\"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.metrics.base import About, Primary, on_rows
-from fedjax_sim.runner.figures import relative_gain
+from fedjax_sim.runner.figures import Summary, relative_gain
 
 MB, GB = 10**6, 10**9
 SHOWN = 4  # accuracies in the table of targets, so that it fits a screen
@@ -55,7 +55,7 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(aligned([rows[0], rule, *rows[1:]]))
 
 
-def compared(summaries: list[dict[str, Any]]) -> dict[str, tuple[str, About]]:
+def compared(summaries: list[Summary]) -> dict[str, tuple[str, About]]:
     """Columns of the table, {title: (key of the summary, unit)}: those of the primary metric, then
     requested others.
 
@@ -63,34 +63,27 @@ def compared(summaries: list[dict[str, Any]]) -> dict[str, tuple[str, About]]:
     ['best', 'by val', 'last', 'mean last 10', 'client mean', 'pooled', 'worst 10 %']
     """
     primary = Primary.read(summaries[0])
-    keys = {
-        "best": "best_global",
-        "by val": "best_by_val",
-        "last": "last_global",
-        "mean last 10": "mean_last10",
-    }
+    keys = {"best": "best_global", "by val": "best_by_val"}
+    keys |= {"last": "last_global", "mean last 10": "mean_last10"}
     over = {"client mean": "mean", "pooled": "pooled", "worst 10 %": "worst10"}
     keys |= {title: primary.of_clients(name) for title, name in over.items()}
     out = {title: (key, primary.about) for title, key in keys.items()}
     for s in summaries:
         for column, fields in s.get("metrics_about", {}).items():
             about = About(**fields)
-            if (
-                about.tabled
-                and column in s.get("metrics", {})
-                and column.startswith(("global_", "client_"))
-            ):
+            measured = column in s.get("metrics", {})
+            if about.tabled and measured and column.startswith(("global_", "client_")):
                 out[column.replace("_", " ")] = (f"metrics.{column}", about)
     return out
 
 
-def figure_of(summary: dict[str, Any], key: str) -> float | None:
+def figure_of(summary: Summary, key: str) -> float | None:
     """A figure of a summary; key metrics.NAME: of the dict `metrics` in it."""
     table, dot, name = key.partition(".")
     return summary.get(table, {}).get(name) if dot else summary.get(key)
 
 
-def on_splits(summaries: list[dict[str, Any]]) -> str:
+def on_splits(summaries: list[Summary]) -> str:
     """The suffix of 'client mean': the split on which clients are scored.
 
     >>> on_splits([{"client_split": "val"}, {"client_split": "train"}]), on_splits([{}])
@@ -100,26 +93,23 @@ def on_splits(summaries: list[dict[str, Any]]) -> str:
     return f" ({'/'.join(found)})" if found else ""
 
 
-def rows_lines(summaries: list[dict[str, Any]]) -> list[str]:
-    """Notes on the rows on which clients are scored."""
+def notes(summaries: list[Summary]) -> list[str]:
+    """Notes on the rows on which clients are scored, and warnings."""
     by_rows: dict[str, list[str]] = {}
     for s in summaries:
         if on_rows(s):
             by_rows.setdefault(on_rows(s), []).append(s["method"])
-    one = len(by_rows) == 1
-    return [
-        f"client figures{'' if one else ' of ' + ', '.join(dict.fromkeys(methods))}: on {text}"
-        for text, methods in by_rows.items()
-    ]
+    whose = lambda methods: "" if len(by_rows) == 1 else f" of {', '.join(dict.fromkeys(methods))}"
+    found = [f"client figures{whose(methods)}: on {text}" for text, methods in by_rows.items()]
+    return [*found, *(line for s in summaries for line in warnings(s))]
 
 
-def results_table(summaries: list[dict[str, Any]]) -> str:
+def results_table(summaries: list[Summary]) -> str:
     """The table of `results_cells`, with notes and warnings below."""
-    notes = [*rows_lines(summaries), *(line for s in summaries for line in warnings(s))]
-    return "\n".join([columns(results_cells(summaries)), *notes])
+    return "\n".join([columns(results_cells(summaries)), *notes(summaries)])
 
 
-def results_cells(summaries: list[dict[str, Any]]) -> list[list[str]]:
+def results_cells(summaries: list[Summary]) -> list[list[str]]:
     """Cells of the results table, the head first: the primary metric (accuracies in percent) and
     requested others.
 
@@ -130,14 +120,8 @@ def results_cells(summaries: list[dict[str, Any]]) -> list[list[str]]:
         name + (on_splits(summaries) if name in ("client mean", "pooled", "worst 10 %") else "")
     )
     measured = compared(summaries)
-    head = [
-        "method",
-        *map(title, measured),
-        "down",
-        "up",
-        "s/round",
-        *(["diverged"] if diverged else []),
-    ]
+    head = ["method", *map(title, measured), "down", "up", "s/round"]
+    head += ["diverged"] if diverged else []
     rows = [
         [
             s["method"],
@@ -183,7 +167,7 @@ def differing_lines(found: dict[str, dict[str, Any]]) -> list[str]:
     ]
 
 
-def warnings(s: dict[str, Any]) -> list[str]:
+def warnings(s: Summary) -> list[str]:
     """Warnings about one run that its accuracies do not show."""
     out = method_defaults(s["method"], s.get("prefers", {}))
     out += [
@@ -199,7 +183,7 @@ def warnings(s: dict[str, Any]) -> list[str]:
         first = s["diverged_first"]
         out.append(
             f"{s['method']}: {s['diverged']} client updates ({100 * s['diverged_share']:.1f} %)"
-            f" diverged and weigh nothing, the first of client {first['client']} in round"
+            f" diverged and got weight 0, first that of client {first['client']} in round"
             f" {first['round']}; try a smaller --lr"
         )
     if s.get("exploding"):
@@ -224,39 +208,33 @@ def warnings(s: dict[str, Any]) -> list[str]:
         )
     if not s.get("final_loss_finite", True):
         out.append(
-            f"{s['method']}: the loss of the last global model is not finite; its accuracy means"
-            " nothing"
+            f"{s['method']}: the loss of the last global model is not finite; its accuracy is"
+            " meaningless"
         )
     return out
 
 
-def targets_table(summaries: list[dict[str, Any]]) -> str:
+def targets_table(summaries: list[Summary]) -> str:
     """A table of rounds (bytes, time) to the highest accuracies that any run reached, and the round
     of convergence; '' for none."""
-    reached = [
-        x
-        for x in summaries[0]["rounds_to"]
-        if any(s["rounds_to"][x] is not None for s in summaries)
-    ][-SHOWN:]
+    some = lambda x: any(s["rounds_to"][x] is not None for s in summaries)
+    reached = list(filter(some, summaries[0]["rounds_to"]))[-SHOWN:]
     if not reached:
         return ""
 
-    def cell(s: dict[str, Any], x: str) -> str:
+    def cell(s: Summary, x: str) -> str:
         if s["rounds_to"][x] is None:
             return "×"
-        return (
-            f"{s['rounds_to'][x]} ({size(s['comm_gb_to'][x] * GB)},"
-            f" {duration(60 * s['time_min_to'][x])})"
-        )
+        cost = f"{size(s['comm_gb_to'][x] * GB)}, {duration(60 * s['time_min_to'][x])}"
+        return f"{s['rounds_to'][x]} ({cost})"
 
     converged = lambda s: "–" if s["convergence_round"] is None else str(s["convergence_round"])
     head = ["rounds to", *(f"{x} %" for x in reached), "converged"]
-    return columns(
-        [head, *([s["method"], *(cell(s, x) for x in reached), converged(s)] for s in summaries)]
-    )
+    row = lambda s: [s["method"], *(cell(s, x) for x in reached), converged(s)]
+    return columns([head, *map(row, summaries)])
 
 
-def gains(summaries: list[dict[str, Any]]) -> dict[str, float]:
+def gains(summaries: list[Summary]) -> dict[str, float]:
     """Each method's relative gain in percent over the best of the others, averaged over its seeds.
 
     By the best global value of the primary metric, or by the clients' mean for all if a method has
@@ -267,36 +245,22 @@ def gains(summaries: list[dict[str, Any]]) -> dict[str, float]:
     """
     names = list(dict.fromkeys(s["method"] for s in summaries))
     primary = Primary.read(summaries[0])
-    key = next(
-        (
-            k
-            for k in ("best_global", primary.of_clients("mean"))
-            if all(s.get(k) is not None for s in summaries)
-        ),
-        None,
-    )
+    every = lambda key: all(s.get(key) is not None for s in summaries)
+    key = next(filter(every, ("best_global", primary.of_clients("mean"))), None)
     if key is None or len(names) < 2:
         return {}
     mean = {n: float(np.mean([s[key] for s in summaries if s["method"] == n])) for n in names}
-    best = {
-        n: primary.better * max(primary.better * v for other, v in mean.items() if other != n)
-        for n in names
-    }
-    return {
-        n: round(primary.better * relative_gain(mean[n], best[n]), 2) for n in names if best[n] > 0
-    }
+    sign = primary.better
+    best = {n: sign * max(sign * v for other, v in mean.items() if other != n) for n in names}
+    return {n: round(sign * relative_gain(mean[n], best[n]), 2) for n in names if best[n] > 0}
 
 
-def gains_line(summaries: list[dict[str, Any]]) -> str:
-    found = gains(summaries)
-    return (
-        "relative to the best other: " + ", ".join(f"{n} {g:+.2f} %" for n, g in found.items())
-        if found
-        else ""
-    )
+def gains_line(summaries: list[Summary]) -> str:
+    found = ", ".join(f"{n} {gain:+.2f} %" for n, gain in gains(summaries).items())
+    return f"relative to the best other: {found}" if found else ""
 
 
-def seeds_line(summaries: list[dict[str, Any]]) -> str:
+def seeds_line(summaries: list[Summary]) -> str:
     """mean ± standard deviation over seeds, in percent.
 
     >>> seeds_line([{"best_global": 0.5, "last_global": 0.4, "client_acc_mean": None},
@@ -316,7 +280,7 @@ def seeds_line(summaries: list[dict[str, Any]]) -> str:
     return f"over {len(summaries)} seeds: {', '.join(parts)}"
 
 
-def speed_line(s: dict[str, Any]) -> str:
+def speed_line(s: Summary) -> str:
     waste = f", executed ÷ needed steps {s['padding_waste']:.3f}" if s["padding_waste"] else ""
     return (
         f"{s['method']}: {s['rounds_per_second']:.2f} rounds/s (without {s['compile_seconds']:.1f}"

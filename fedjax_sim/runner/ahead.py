@@ -102,7 +102,7 @@ def fits(setup: Setup, name: str) -> dict[str, Any]:
     )
     program, arguments = rounds_of(setup, device)
     try:
-        stats = accelerators.compile_for(device, program, arguments).memory_analysis()
+        stats: Any = accelerators.compile_for(device, program, arguments).memory_analysis()
     except jax.errors.JaxRuntimeError as problem:  # a TPU's compiler refuses what does not fit
         if "RESOURCE_EXHAUSTED" not in str(problem):
             raise

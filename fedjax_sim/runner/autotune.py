@@ -113,18 +113,14 @@ def choose(
         return thumb
     if jax.process_count() > 1:  # times would differ, and all must compile the same program
         return dataclasses.replace(thumb, why=f"{thumb.why}; several processes do not measure")
+    name = f"{key_of(experiment, cohort, floats, step_flops)}.json"
     folder = cache_folder()
-    file = (
-        folder / "chunks" / f"{key_of(experiment, cohort, floats, step_flops)}.json"
-        if folder
-        else None
-    )
+    file = folder / "chunks" / name if folder else None
     if file is not None and file.is_file():
         try:
             known = json.loads(file.read_text())
-            return Choice(
-                int(known["chunk"]), int(known["devices"]), f"measured before ({known['why']})"
-            )
+            why = f"measured before ({known['why']})"
+            return Choice(int(known["chunk"]), int(known["devices"]), why)
         except (ValueError, KeyError, TypeError):
             pass  # an unreadable file: measure again
     options = candidates(experiment, cohort)
@@ -159,12 +155,9 @@ def take_turns(
     for _ in range(REPEATS):
         for option in racing:
             columns[option].append(clocks[option]())
-        best = min(columns[option][-1] for option in racing)
-        racing = [
-            option
-            for option in racing
-            if same(option, thumb) or columns[option][-1] <= BEHIND * best
-        ]
+        last = {option: columns[option][-1] for option in racing}
+        near = BEHIND * min(last.values())
+        racing = [option for option in racing if same(option, thumb) or last[option] <= near]
         if len(racing) == 1:
             break
     return columns
@@ -182,9 +175,8 @@ def clear_winner(columns: Mapping[Choice, Sequence[float]], thumb: Choice) -> Ch
     """
     usual = next((c for o, c in columns.items() if same(o, thumb)), None)
     turns = max(map(len, columns.values()))
-    best = min(
-        (o for o in columns if len(columns[o]) == turns), key=lambda option: min(columns[option])
-    )
+    whole = [option for option in columns if len(columns[option]) == turns]
+    best = min(whole, key=lambda option: min(columns[option]))
     if usual is None or all(a < CLEARLY * b for a, b in zip(columns[best], usual, strict=True)):
         return best
     return thumb

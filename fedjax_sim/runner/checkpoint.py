@@ -88,21 +88,10 @@ def _rows_per_block(leaf: Leaf) -> int:
     return max(1, BLOCK // max(1, leaf.nbytes // max(1, leaf.shape[0])))
 
 
-def _large(state: State, leaves: Sequence[Leaf]) -> list[bool]:
-    """Which leaves are written in rows: big ones of the stacked client state."""
-    stacked = jax.tree.leaves(
-        state._replace(
-            t=False,  # type: ignore[arg-type]
-            key=False,  # type: ignore[arg-type]
-            server=jax.tree.map(lambda _: False, state.server),
-            clients=jax.tree.map(lambda _: True, state.clients),
-            agent=jax.tree.map(lambda _: False, state.agent),
-        )
-    )
-    return [
-        bool(s) and leaf.ndim > 0 and leaf.nbytes > min(WHOLE, BLOCK)
-        for s, leaf in zip(stacked, leaves, strict=True)
-    ]
+def _large(name: str, leaf: Leaf) -> bool:
+    """Whether a leaf is written in rows: a big one of the stacked client state."""
+    stacked = name.partition(".")[0] == "clients" and leaf.ndim > 0
+    return stacked and leaf.nbytes > min(WHOLE, BLOCK)
 
 
 def _host(array: Leaf) -> np.ndarray:
@@ -162,21 +151,19 @@ def save(
     round_ = int(_host(state.t))
     target, work = folder / f"{round_:08d}", folder / f".{round_:08d}{PARTIAL}"
     if jax.process_index() != 0:
-        _write(None, work, state, names, leaves)  # all processes gather what is spread over them
+        _write(None, work, names, leaves)  # all processes gather what is spread over them
         return target
     try:
         clear_checkpoints(folder)
         work.mkdir(parents=True)
         _hush()
-        record = _write(_checkpointer(), work, state, names, leaves)
+        record = _write(_checkpointer(), work, names, leaves)
         stamps = {}
         for name, content in (files or {}).items():
             (work / "files").mkdir(exist_ok=True)
             write_bytes(work / "files" / name, content)
             stamps[name] = stamp(content)
-        meta: dict[str, Any] = dict(
-            format=FORMAT, version=__version__, config_hash=config_hash, round=round_
-        )
+        meta = dict(format=FORMAT, version=__version__, config_hash=config_hash, round=round_)
         meta |= dict(leaves=record, files=stamps)
         write_json(work / "meta.json", meta | dict(checksum=checksum(meta)))
         _delete(target)
@@ -194,17 +181,13 @@ def save(
 
 
 def _write(
-    out: ocp.Checkpointer | None,
-    work: pathlib.Path,
-    state: State,
-    names: Sequence[str],
-    leaves: Sequence[Leaf],
+    out: ocp.Checkpointer | None, work: pathlib.Path, names: Sequence[str], leaves: Sequence[Leaf]
 ) -> list[dict[str, Any]]:
     """Write the leaves to files under `work` (out None: write nothing); return their records."""
     small: dict[str, np.ndarray] = {}
     record: list[dict[str, Any]] = []
-    for name, leaf, large in zip(names, leaves, _large(state, leaves), strict=True):
-        crc = 0
+    for name, leaf in zip(names, leaves, strict=True):
+        crc, large = 0, _large(name, leaf)
         if large:
             step = _rows_per_block(leaf)
             for first in range(0, leaf.shape[0], step):

@@ -47,6 +47,11 @@ def use_compilation_cache() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
+def first_process() -> bool:
+    """Whether this is the process that writes files and messages."""
+    return jax.process_index() == 0
+
+
 def want_host_devices(config: Experiment, processes: int = 1) -> None:
     """Ask for CPU devices before JAX starts its backend: as many as --devices says (in all), else
     one per core."""

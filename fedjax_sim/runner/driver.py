@@ -31,13 +31,13 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.experiment import Experiment
 from fedjax_sim.platform import floats
 from fedjax_sim.runner import checkpoint, interrupts, run_directory, vmapped
-from fedjax_sim.runner.compilation import compile_once
-from fedjax_sim.runner.figures import summarise
+from fedjax_sim.runner.compilation import compile_once, first_process
+from fedjax_sim.runner.figures import Row, summarise
 from fedjax_sim.runner.files import as_stored
 from fedjax_sim.runner.prepare import Setup
-from fedjax_sim.runner.recorder import Recorder
+from fedjax_sim.runner.recorder import Recorder, personal_due
 from fedjax_sim.runner.result import Result
-from fedjax_sim.runner.run_directory import RunDirectory
+from fedjax_sim.runner.run_directory import CHECKPOINTS, RunDirectory
 from fedjax_sim.runner.sinks import Files, Segment, Sink, progress_sinks
 from fedjax_sim.types import State
 
@@ -76,7 +76,7 @@ def drive(
     vmapped.check(setups)
     runs = [ActiveRun(s, d, Recorder(s)) for s, d in zip(setups, directories, strict=True)]
     say = say or (lambda text: print(text, file=sys.stderr))
-    all_sinks = [Files(), *progress_sinks(progress), *sinks] if writes() else []
+    all_sinks = [Files(), *progress_sinks(progress), *sinks] if first_process() else []
     try:
         with interrupts.guard(), floats(setups[0].experiment.compute.dtype):
             return Driver(runs, all_sinks, resume_from, say).run(program, resume_command)
@@ -130,7 +130,7 @@ class Driver:
                     self.save()
         except (KeyboardInterrupt, SystemExit):
             self.save_unsaved()
-            if writes():
+            if first_process():
                 interrupted(self.runs, self.done, self.saved_round, self.say, resume_command)
             raise
         results = [
@@ -244,18 +244,18 @@ def complete(state: State, done: int) -> bool:
 # ---- the start -----------------------------------------------------------------------------------
 def begin(
     runs: Sequence[ActiveRun], resume_from: pathlib.Path | None, say: Callable[[str], None]
-) -> tuple[State, list[dict[str, Any]]]:
+) -> tuple[State, list[Row]]:
     """Create or reopen the run directories; return the State to start from (stacked for several
     runs) and the timings so far."""
     if resume_from is not None:
         (run,) = runs
         return reopen(run, resume_from, say)
     for run in runs:
-        if run.directory is not None and writes():
+        if run.directory is not None and first_process():
             run.directory.check_free(run.setup.hash)
     states = [run.setup.first_state() for run in runs]
     for run in runs:
-        if run.directory is not None and writes():
+        if run.directory is not None and first_process():
             run.directory.create(run.setup, say)
             run.directory.write_labels(run.setup.fed.label_counts())
     return vmapped.stack_states([run.setup for run in runs], states), []
@@ -263,11 +263,11 @@ def begin(
 
 def reopen(
     run: ActiveRun, resume_from: pathlib.Path, say: Callable[[str], None]
-) -> tuple[State, list[dict[str, Any]]]:
+) -> tuple[State, list[Row]]:
     """Resume a run: return its State and timings at the checkpoint, and restore its rows."""
     setup, directory = run.setup, run.directory
     assert directory is not None
-    if writes():
+    if first_process():
         directory.open()
     files = checkpoint.read_files(resume_from)
     state = setup.simulation.init(setup.experiment.training.seed, setup.net)
@@ -280,7 +280,7 @@ def reopen(
     timings = directory.read(run.recorder, files, round_)
     if round_ == setup.experiment.training.rounds:
         directory.read_end(round_)
-    if writes():
+    if first_process():
         changed = run_directory.changed(directory.path)
         if changed:
             say(
@@ -325,7 +325,7 @@ def compiled_alone(
 
 
 def first_in_thread(run: Callable) -> Callable:
-    """`run`, whose first call compiles and is therefore made in another thread."""
+    """`run`; its first call compiles, and therefore runs in another thread."""
     calls = iter((interrupts.in_thread,))
 
     def called(*args: Any) -> Any:
@@ -345,11 +345,9 @@ def segment_length(config: Experiment, capacity: int, done: int, speed: float | 
     every = config.evaluation.eval_every
     longest = capacity * every - done % every
     # the first call measures the speed: it must be short even if evaluations are rare
-    wanted = (
-        min(every, FIRST_ROUNDS)
-        if speed is None
-        else max(1, int(SEGMENT_SECONDS / max(speed, 1e-9)))
-    )
+    wanted = min(every, FIRST_ROUNDS)
+    if speed is not None:
+        wanted = max(1, int(SEGMENT_SECONDS / max(speed, 1e-9)))
     count = min(wanted, longest, config.training.rounds - done)
     if done + count < config.training.rounds and count >= every:
         count -= (done + count) % every  # end at an evaluation
@@ -362,10 +360,7 @@ def segment_length(config: Experiment, capacity: int, done: int, speed: float | 
 def evaluated(config: Experiment, done: int) -> np.bool_:
     """Whether a segment that ends after round `done` needs an evaluation there, also between those
     of eval_every."""
-    return np.bool_(
-        done == config.training.rounds
-        or bool(config.evaluation.personal_every and done % config.evaluation.personal_every == 0)
-    )
+    return np.bool_(done == config.training.rounds or personal_due(config, done))
 
 
 def save_due(config: Experiment, done: int, saved_round: int, saved_at: float) -> bool:
@@ -377,11 +372,8 @@ def save_due(config: Experiment, done: int, saved_round: int, saved_at: float) -
 
 def adapts_after(sim: Simulation, config: Experiment, at: int) -> bool:
     """Whether clients fine-tune for their evaluation after round `at`."""
-    if not adapted_modes(sim.method, config.evaluation.evaluations):
-        return False
-    return at == config.training.rounds or bool(
-        config.evaluation.personal_every and at % config.evaluation.personal_every == 0
-    )
+    adapts = bool(adapted_modes(sim.method, config.evaluation.evaluations))
+    return adapts and (at == config.training.rounds or personal_due(config, at))
 
 
 def collect(
@@ -417,11 +409,6 @@ def agreed(value: float) -> float:
 
 
 # ---- what is left behind -------------------------------------------------------------------------
-def writes() -> bool:
-    """Whether this process writes files and messages: only the first does."""
-    return jax.process_index() == 0
-
-
 def segment_of(run: ActiveRun, first: int, last: int, seconds: float) -> Segment:
     config, recorder = run.setup.experiment, run.recorder
     recent = lambda rows: [row for row in rows[-(last - first + 1) :] if row["round"] >= first]
@@ -433,28 +420,26 @@ def save(runs: Sequence[ActiveRun], state: State, of_state: Callable[[State, int
     """Write a checkpoint of every run; every process takes part."""
     for i, run in enumerate(runs):
         if run.directory is not None:
-            folder, keep = run.directory.path / "checkpoints", run.setup.experiment.compute.keep
+            folder, keep = run.directory.path / CHECKPOINTS, run.setup.experiment.compute.keep
             checkpoint.save(folder, of_state(state, i), run.setup.hash, keep, run.directory.rows)
 
 
 def finish(
     run: ActiveRun,
     state: State,
-    timings: list[dict[str, Any]],
+    timings: list[Row],
     compile_seconds: float,
     program: Callable | None,
 ) -> Result:
     recorder, directory = run.recorder, run.directory
     stored = copy.copy(recorder)  # rounded as in the files, so that a resumed run has the same
-    stored.rows, stored.rounds = (
-        [as_stored(row) for row in rows] for rows in (recorder.rows, recorder.rounds)
-    )
+    stored.rows = list(map(as_stored, recorder.rows))
+    stored.rounds = list(map(as_stored, recorder.rounds))
     # a run that had ended keeps its summary, timings included
     ended = directory.ended if directory is not None else None
-    summary = ended or summarise(
-        run.setup, stored, [as_stored(row) for row in timings], compile_seconds
-    )
-    if directory is not None and writes():
+    spans = list(map(as_stored, timings))
+    summary = ended or summarise(run.setup, stored, spans, compile_seconds)
+    if directory is not None and first_process():
         directory.write_summary(summary)
     out = directory.path if directory else None
     return Result(

@@ -26,7 +26,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.experiment.tree import Stored
 from fedjax_sim.methods.controllers import learns
 from fedjax_sim.runner import checkpoint, provenance, run_directory, weights
-from fedjax_sim.runner.compilation import start_jax
+from fedjax_sim.runner.compilation import first_process, start_jax
 from fedjax_sim.runner.driver import Result, drive
 from fedjax_sim.runner.files import exists
 from fedjax_sim.runner.prepare import Objects, Setup, prepare
@@ -53,14 +53,13 @@ def resume(
     stored = directory.read_config()
     provenance.check_given(path, stored, **vars(given))
     start_jax(stored.experiment.replace(devices=devices_before(stored)))
-    if jax.process_index() == 0:
+    if first_process():
         directory.lock.take()
     try:
         setup, found = reopened(directory, rounds, given, data_dir, say)
-        more: dict[str, Any] = dict(
-            sinks=sinks, resume_from=found, say=say, resume_command=resume_command
-        )
-        return execute(setup, directory, progress=progress, **more)
+        more: dict[str, Any] = dict(progress=progress, sinks=sinks, say=say)
+        more |= dict(resume_from=found, resume_command=resume_command)
+        return execute(setup, directory, **more)
     finally:
         directory.lock.release()
 
@@ -94,7 +93,7 @@ def reopened(
     if found is None:
         setup = with_first_weights(setup, directory.path)
     changes = extension(setup, planned) if total != planned else ""
-    if changes and jax.process_index() == 0:
+    if changes and first_process():
         say(changes)
     return setup, found
 
@@ -108,27 +107,16 @@ def with_first_weights(setup: Setup, path: pathlib.Path) -> Setup:
     like = jax.eval_shape(setup.simulation.env.model.init, jax.random.key(0))
     net = weights.load_net(init, like) if init else None
     if net is None or weights.checksum(net) != wanted:
-        what = (
-            f"other weights than '{init}' holds now"
-            if net is not None
-            else "weights given from Python"
-        )
+        what = f"other weights than '{init}' holds now" if net else "weights given from Python"
         raise UserError(
             f"'{path}' has no checkpoint yet and was begun with {what}; begin it again with these"
         )
     return dataclasses.replace(setup, net=net, given_net=True)
 
 
-def resumed(
-    setup: Setup,
-    path: pathlib.Path,
-    *,
-    progress: bool | None = False,
-    sinks: Sequence[Sink] = (),
-    say: Callable[[str], None] | None = None,
-    resume_command: str = "",
-) -> Result | None:
-    """Resume the run in `path` from its newest checkpoint; None if there is nothing to resume."""
+def resumed(setup: Setup, path: pathlib.Path, **more: Any) -> Result | None:
+    """Resume the run in `path` from its newest checkpoint; None if there is nothing to resume.
+    more: see `resume`."""
     if not exists(path) or run_directory.empty(path):
         return None
     RunDirectory(path).check_same(setup.hash)
@@ -139,9 +127,7 @@ def resumed(
             f"'{path}' has ended, or is damaged, and has no checkpoint to resume from; it is left"
             " unchanged: move it away, or choose another --out"
         )
-    more: dict[str, Any] = dict(
-        progress=progress, sinks=sinks, say=say, resume_command=resume_command
-    )
+    more.setdefault("progress", False)
     experiment, rounds = setup.experiment, setup.experiment.training.rounds
     return resume(path, rounds, setup.given, data_dir=experiment.data.data_dir, **more)
 

@@ -85,13 +85,8 @@ def described(tree: Tree, name: str = "") -> Any:
         return {"dict": {key: described(value, inside(key)) for key, value in tree.items()}}
     if isinstance(tree, (tuple, list)):
         fields = list(getattr(tree, "_fields", ()))
-        return {
-            "tuple": [
-                described(v, inside(k))
-                for k, v in zip(fields or range(len(tree)), tree, strict=True)
-            ],
-            "fields": fields,
-        }
+        pairs = zip(fields or range(len(tree)), tree, strict=True)
+        return {"tuple": [described(v, inside(k)) for k, v in pairs], "fields": fields}
     return name
 
 
@@ -128,27 +123,16 @@ def export(
     fed, method, model, optimizer, loss: the objects that the run was started with.
     """
     path = pathlib.Path(path)
-    file = (
-        pathlib.Path(out)
-        if out is not None
-        else path / ("global.npz" if client is None else f"client-{client}.npz")
-    )
+    usual = "global.npz" if client is None else f"client-{client}.npz"
+    file = path / usual if out is None else pathlib.Path(out)
     if file.suffix not in FORMATS:
         raise UserError(f"'{file}' is neither .npz nor .msgpack; choose one of these endings")
     given = dict(fed=fed, method=method, model=model, optimizer=optimizer, loss=loss)
     setup, state = stored_state(path, data_dir, **given)
     config, data = setup.experiment, setup.fed
     tree = exported_tree(setup, state, client)
-    kept = [
-        "method",
-        "options",
-        "model",
-        "model_options",
-        "conv",
-        "dtype",
-        "activations",
-        "precision",
-    ]
+    kept = ["method", "options", "model", "model_options", "conv"]
+    kept += ["dtype", "activations", "precision"]
     about = {name: config.get(name) for name in kept} | dict(
         version=__version__,
         shape=list(data.shape),
@@ -190,9 +174,8 @@ class Exported:
         a = self.about
         if len(a["shape"]) == 1:  # tokens
             return self.predict(self.net, jnp.asarray(x, jnp.int32))
-        images = (jnp.asarray(x, a["dtype"]) * a["scale"] - jnp.array(a["mean"])) / jnp.array(
-            a["std"]
-        )
+        mean, std = jnp.array(a["mean"]), jnp.array(a["std"])
+        images = (jnp.asarray(x, a["dtype"]) * a["scale"] - mean) / std
         return self.predict(self.net, images.astype(a["dtype"]))
 
 
@@ -211,16 +194,12 @@ def load_model(path: str | pathlib.Path) -> Exported:
             " with that object"
         )
     dtype = jnp.dtype(about["dtype"])
-    more: dict[str, Any] = dict(
-        dtype=dtype, conv=about["conv"], activations=about.get("activations")
-    )
+    more = dict(about["model_options"], conv=about["conv"], activations=about.get("activations"))
     if about.get("vocabulary"):
-        more |= dict(
-            vocabulary=about["vocabulary"], places=task_called(about["task"]).target == TOKENS
-        )
-    model = models.build(
-        about["model"], tuple(about["shape"]), about["classes"], **more, **about["model_options"]
-    )
+        places = task_called(about["task"]).target == TOKENS
+        more |= dict(vocabulary=about["vocabulary"], places=places)
+    shape = tuple(about["shape"])
+    model = models.build(about["model"], shape, about["classes"], dtype=dtype, **more)
     method = make_method(about["method"], **about["options"])
     model = method.extend(model)
     # prediction reads neither loss nor optimiser
@@ -228,9 +207,8 @@ def load_model(path: str | pathlib.Path) -> Exported:
     own = method.ask(Personal) if about["client"] is not None else None
     net = jax.tree.map(jnp.asarray, rebuilt(about["tree"], arrays))
     predict = lambda net, x: (own or Personal()).predict(env, net, x)
-    return Exported(
-        net, model, about, jax.jit(multiplying(about.get("precision", "default"), predict))
-    )
+    program = jax.jit(multiplying(about.get("precision", "default"), predict))
+    return Exported(net, model, about, program)
 
 
 EXAMPLE = '''"""How to use an exported model: images in, labels out."""
@@ -251,7 +229,5 @@ def example(file: pathlib.Path) -> str:
     about = json.loads(read_arrays(file)[1])
     kind = "tokens" if len(about["shape"]) == 1 else "0 to 255" if about["scale"] != 1 else "floats"
     classes = task_called(about.get("task", "classification")).has_classes
-    read = (
-        dict(outputs="labels", read=".argmax(-1)") if classes else dict(outputs="outputs", read="")
-    )
-    return EXAMPLE.format(name=ascii(file.name), range=kind, **read)
+    outputs, read = ("labels", ".argmax(-1)") if classes else ("outputs", "")
+    return EXAMPLE.format(name=ascii(file.name), range=kind, outputs=outputs, read=read)

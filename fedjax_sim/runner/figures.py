@@ -23,19 +23,14 @@ if TYPE_CHECKING:
     from fedjax_sim.runner.prepare import Setup
     from fedjax_sim.runner.recorder import Recorder
 
+Row = dict[str, float]  # of rounds.csv, metrics.csv or timings.csv
+Summary = dict[str, Any]  # summary.json
 # in every evaluated row
-COUNTED = [
-    "bytes_down",
-    "bytes_up",
-    "participants",
-    "dropped",
-    "diverged",
-    "exploding",
-    "train_loss",
-]
+COUNTED = ["bytes_down", "bytes_up", "participants", "dropped", "diverged", "exploding"]
+COUNTED += ["train_loss"]
 
 
-def recent_shares(rounds: Sequence[dict[str, Any]], window: int = 10) -> dict[str, float]:
+def recent_shares(rounds: Sequence[Row], window: int = 10) -> dict[str, float]:
     """`share_NAME`: how often each action was taken in the last `window` rounds, from the counts
     `action_NAME`.
 
@@ -52,7 +47,7 @@ DEAD_FOR, BLIND_FOR = 10, 25  # rounds
 BLIND = 1e-3  # the share of π that depends on the state
 
 
-def training_warnings(rounds: Sequence[dict[str, Any]]) -> list[str]:
+def training_warnings(rounds: Sequence[Row]) -> list[str]:
     """Warnings about training that fails: exploding updates, a controller without live units, a
     policy that ignores the state.
 
@@ -95,23 +90,16 @@ def probe_figures(
     can take part (`seen`; None: all N), the others with their resident nets: the same population as
     that of the `resident` figures, so the two can be compared.
     """
-    probed = {
-        when: {
-            n.removeprefix(f"probe_{when}_"): v
-            for n, v in log.items()
-            if n.startswith(f"probe_{when}_")
-        }
-        for when in ("before", "after")
+    rest = lambda prefix: {
+        n.removeprefix(prefix): v for n, v in log.items() if n.startswith(prefix)
     }
+    probed = {when: rest(f"probe_{when}_") for when in ("before", "after")}
     filled = log["probe_ids"] >= 0  # slots with a participant
-    values = {
-        when: metric.values({k: v[filled] for k, v in sums.items()})
-        for when, sums in probed.items()
-    }
     over = metric.over or ""
-    out = {
-        f"{when}_{over}mean": float(v.mean()) if len(v) else math.nan for when, v in values.items()
-    }
+    out = {}
+    for when, slots in probed.items():
+        values = metric.values({k: v[filled] for k, v in slots.items()})
+        out[f"{when}_{over}mean"] = float(values.mean()) if len(values) else math.nan
     if resident is not None:
         before = {k: np.array(v, np.float64) for k, v in resident.items()}
         real = filled & (probed["before"]["count"] > 0)
@@ -123,7 +111,7 @@ def probe_figures(
     return out
 
 
-def last_value(rows: Sequence[dict[str, Any]], primary: Primary) -> tuple[str, float]:
+def last_value(rows: Sequence[Row], primary: Primary) -> tuple[str, float]:
     """(whose, the last value of the primary metric): of the global model, or the clients' mean;
     ('', NaN) for none.
 
@@ -168,7 +156,7 @@ TARGETS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # accuracies whose first rou
 WINDOW = 20  # rounds of the moving average that decides convergence
 
 
-def seconds_at(round_: int, timings: Sequence[dict[str, Any]]) -> float:
+def seconds_at(round_: int, timings: Sequence[Row]) -> float:
     """Seconds (without compilation) until `round_` was done; the rounds of a segment count as
     equally long.
 
@@ -188,8 +176,8 @@ def seconds_at(round_: int, timings: Sequence[dict[str, Any]]) -> float:
 
 
 def progress_figures(
-    rows: Sequence[dict[str, Any]],
-    timings: Sequence[dict[str, Any]],
+    rows: Sequence[Row],
+    timings: Sequence[Row],
     eval_every: int = 1,
     primary: Primary = Primary(),  # noqa: B008 - a constant
 ) -> dict[str, Any]:
@@ -199,11 +187,10 @@ def progress_figures(
     Of the global model's primary metric, or of the clients' mean where there is no global model;
     targets only where it is a share of which more is better. None: never.
     """
-    column = next(
-        (c for c in primary.columns if any(r.get(c, math.nan) == r.get(c) for r in rows)), ""
-    )
-    scored = [r for r in rows if not math.isnan(r.get(column, math.nan))]
-    rounds, values = [r["round"] for r in scored], [r[column] for r in scored]
+    has = lambda row, column: not math.isnan(row.get(column, math.nan))
+    column = next((c for c in primary.columns if any(has(r, c) for r in rows)), "")
+    scored = [r for r in rows if has(r, column)]
+    rounds, values = [int(r["round"]) for r in scored], [r[column] for r in scored]
     cost = {r["round"]: r["bytes_down"] + r["bytes_up"] for r in scored}
     targets = TARGETS if primary.unit == "percent" and primary.better > 0 else ()
     first = {f"{100 * x:.0f}": rounds_to(rounds, values, x) for x in targets}
@@ -211,16 +198,14 @@ def progress_figures(
     return dict(
         targets_of=column or None,
         rounds_to=first,
-        comm_gb_to={x: None if r is None else cost[r] / 1e9 for x, r in first.items()},
-        time_min_to={
-            x: None if r is None else seconds_at(r, timings) / 60 for x, r in first.items()
-        },
-        convergence_round=None if converged is None else int(converged),
-        convergence_seconds=None if converged is None else seconds_at(int(converged), timings),
+        comm_gb_to={x: r and cost[r] / 1e9 for x, r in first.items()},
+        time_min_to={x: r and seconds_at(r, timings) / 60 for x, r in first.items()},
+        convergence_round=converged and int(converged),
+        convergence_seconds=converged and seconds_at(int(converged), timings),
     )
 
 
-def explosion_figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def explosion_figures(rounds: Sequence[Row]) -> dict[str, Any]:
     """How many finite updates exploded (see `engine.round.watched`), and the client with the
     largest one of each such round.
 
@@ -243,7 +228,7 @@ def explosion_figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     )
 
 
-def divergence_figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def divergence_figures(rounds: Sequence[Row]) -> dict[str, Any]:
     """How many updates were not finite (they weigh nothing), their share, the first of them; rounds
     without any upload.
 
@@ -253,18 +238,14 @@ def divergence_figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     failed = sum(r["diverged"] for r in rounds)
     trained = sum(r["participants"] - r["dropped"] for r in rounds)
-    first = next((r for r in rounds if r["diverged"]), None)
+    seen = [r for r in rounds if r["diverged"]]
+    first = dict(round=seen[0]["round"], client=seen[0].get("diverged_id", -1)) if seen else None
+    sent = [r["participants"] - r["dropped"] - r["diverged"] for r in rounds]
     return dict(
         diverged=failed,
         diverged_share=failed / trained if trained else 0.0,
-        diverged_first=(
-            None
-            if first is None
-            else dict(round=first["round"], client=first.get("diverged_id", -1))
-        ),
-        rounds_without_upload=sum(
-            r["participants"] - r["dropped"] - r["diverged"] <= 0 for r in rounds
-        ),
+        diverged_first=first,
+        rounds_without_upload=sum(number <= 0 for number in sent),
     )
 
 
@@ -290,25 +271,16 @@ def relative_gain(ours: float, best: float) -> float:
     return 100 * (ours - best) / best
 
 
-def summary_figures(rows: Sequence[dict[str, Any]], primary: Primary = Primary()) -> dict[str, Any]:  # noqa: B008
+def summary_figures(rows: Sequence[Row], primary: Primary = Primary()) -> dict[str, Any]:  # noqa: B008
     """The figures that papers report: best over rounds on test, best by validation, last, mean of
     the last 10."""
     column, by = f"global_{primary.figure}", f"val_{primary.figure}"
-    found = [
-        (r["round"], r[column], r.get(by, math.nan))
-        for r in rows
-        if not math.isnan(r.get(column, math.nan))
-    ]
-    none = dict(
-        best_global=None,
-        best_global_round=None,
-        best_by_val=None,
-        last_global=None,
-        mean_last10=None,
-    )
-    if not found:
-        return none
-    rounds, values, val = zip(*found, strict=True)
+    scored = [r for r in rows if not math.isnan(r.get(column, math.nan))]
+    if not scored:
+        names = ("best_global", "best_global_round", "best_by_val", "last_global", "mean_last10")
+        return dict.fromkeys(names)
+    rounds, values = [r["round"] for r in scored], [r[column] for r in scored]
+    val = [r.get(by, math.nan) for r in scored]
     best = lambda scores: int(np.argmax(primary.better * np.array(scores)))
     return dict(
         best_global=values[best(values)],
@@ -365,21 +337,14 @@ def metric_figures(setup: Setup, recorder: Recorder) -> dict[str, Any]:
     the others."""
     primary, about = Primary.read(setup.resolved), setup.resolved.get("metrics_about", {})
     last: dict[str, Any] = next((r for r in reversed(recorder.rows) if primary.columns[1] in r), {})
-    over = {
-        name: last.get(f"client_{primary.over}{name}")
-        for name in ("mean", "pooled", "std", "worst10")
-    }
-    others = {
-        name: next((r[name] for r in reversed(recorder.rows) if name in r), None) for name in about
-    }
-    return dict(
-        **{primary.of_clients(name): value for name, value in over.items()},
-        metrics={name: value for name, value in others.items() if value is not None},
-    )
+    names = ("mean", "pooled", "std", "worst10")
+    over = {primary.of_clients(name): last.get(f"client_{primary.over}{name}") for name in names}
+    ends = {name: row[name] for row in recorder.rows for name in about if row.get(name) is not None}
+    return dict(**over, metrics={name: ends[name] for name in about if name in ends})
 
 
 def summarise(
-    setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], compile_seconds: float
+    setup: Setup, recorder: Recorder, timings: list[Row], compile_seconds: float
 ) -> dict[str, Any]:
     """The figures of a run. `best_global` is the best over rounds on test data: the papers' figure,
     not a fair one."""

@@ -127,16 +127,10 @@ def allowed(setup: Setup) -> dict[str, str]:
     run += [LOSS + name for name in numbers.loss.numbers]
     if isinstance(numbers.optimizer, optimizers.Rule):
         run += [RULE + name for name in numbers.optimizer.values.numbers]
-    around = [
-        f"{name}.{option}"
-        for name in names_of(method.transforms)
-        for option in numbers_around(numbers.method, name)
-    ]
-    return (
-        {name: name for name in inside}
-        | {f"{method.name}.{name}": name for name in inside}
-        | {name: name for name in (*run, *around)}
-    )
+    for name in names_of(method.transforms):
+        run += [f"{name}.{option}" for option in numbers_around(numbers.method, name)]
+    own = {f"{method.name}.{name}": name for name in inside}
+    return {name: name for name in inside} | own | {name: name for name in run}
 
 
 def numbers_around(method: Any, name: str) -> list[str]:
@@ -172,9 +166,8 @@ def replaced(experiment: Experiment, name: str, option: str, value: Any) -> Expe
     if name in OF_THE_RUN:
         return experiment.replace(**{option: like(name, value, 0.0)})
     if name.startswith(LOSS):
-        return experiment.replace(
-            loss_options={**train.loss_options, inner: like(name, value, 0.0)}
-        )
+        options = {**train.loss_options, inner: like(name, value, 0.0)}
+        return experiment.replace(loss_options=options)
     if name.startswith(RULE):
         rule, values = optimizers.parse(train.optimizer)
         values |= {inner: str(value)}
@@ -233,11 +226,10 @@ def run_values(
     [{'mu': 0.1}, {'mu': 1}]
     """
     setups = with_values(setup, name, values)
-    folders = [
-        RunDirectory(pathlib.Path(out) / f"{name}={value}") if out is not None else None
-        for value in values
-    ]
-    return drive(setups, folders, **more)
+    if out is None:
+        return drive(setups, [None] * len(setups), **more)
+    places = [pathlib.Path(out) / f"{name}={value}" for value in values]
+    return drive(setups, list(map(RunDirectory, places)), **more)
 
 
 def run_seeds(
@@ -246,9 +238,8 @@ def run_seeds(
     """Runs with seeds s, s+1, …; directories out/seed-s. more: progress and others, see
     `driver.drive`."""
     for_seeds(setup.experiment, number, mode, False)
-    return run_all(
-        [setup], number, None if out is None else pathlib.Path(out), mode, apart=True, **more
-    )
+    place = None if out is None else pathlib.Path(out)
+    return run_all([setup], number, place, mode, apart=True, **more)
 
 
 def run_all(

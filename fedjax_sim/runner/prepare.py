@@ -25,7 +25,7 @@ from fedjax_sim.engine.simulation import Simulation, simulate
 from fedjax_sim.errors import UserError
 from fedjax_sim.experiment import Experiment, Found
 from fedjax_sim.experiment.kinds import range_text
-from fedjax_sim.experiment.settings import FULL, Training
+from fedjax_sim.experiment.settings import Training
 from fedjax_sim.hooks import Method, Peers
 from fedjax_sim.local import optim
 from fedjax_sim.methods import make_method
@@ -122,6 +122,7 @@ def make_env(
     largest client, so that the data of every client are one masked batch."""
     train, loss = experiment.training, training.make_loss(experiment, fed, given.loss)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
+    largest = int(np.asarray(fed.size["train"]).max())
     return Env(
         model=model,
         loss=loss,
@@ -129,9 +130,7 @@ def make_env(
         keeps_optimizer=train.optimizer_state == "client",
         num_clients=fed.num_clients,
         cohort=cohort,
-        batch_size=int(
-            np.asarray(fed.size["train"]).max() if train.batch_size == FULL else train.batch_size
-        ),
+        batch_size=largest if isinstance(train.batch_size, str) else train.batch_size,
         shuffle=train.shuffle,
         epochs=train.epochs,
         max_epochs=max(train.epochs, method.max_epochs),
@@ -158,9 +157,8 @@ def step_flops(env: Env, fed: Federation, net: Tree) -> float:
             return jnp.square(outputs).mean()
         return optax.softmax_cross_entropy_with_integer_labels(outputs, y).mean()
 
-    cost = (
-        jax.jit(jax.grad(loss)).lower(jax.eval_shape(lambda: net["params"]), x, y).cost_analysis()
-    )
+    params = jax.eval_shape(lambda: net["params"])
+    cost = jax.jit(jax.grad(loss)).lower(params, x, y).cost_analysis()
     return float((cost or {}).get("flops", 0.0))
 
 
@@ -254,20 +252,19 @@ def compose(
     check_kept_state(experiment, env, net)
     modes = experiment.evaluation.evaluations
     check_evaluations(method, modes, env.bn_local)
-    metrics = make_metrics(
-        experiment.evaluation.metrics, fed.classes, task_called(fed.task).metrics
-    )
+    score, task = experiment.evaluation, task_called(fed.task)
+    metrics = make_metrics(score.metrics, fed.classes, task.metrics)
     check_host_devices(experiment)
 
-    on = functools.partial(
-        simulated, experiment, method, env, fed, participation, metrics, capacity
-    )
+    one = (experiment, method, env, fed, participation, metrics, capacity)
+    on = functools.partial(simulated, *one)
     resolved: dict[str, Any] = {}
     if layout is None:
         # timed with the cohort's client states alone, to save memory
         rows = "all" if method.ask(Peers) is not None else "cohort"
+        try_on = lambda layout: on(layout, rows)
         layout, resolved = resolve_layout(
-            experiment, env, fed, net, participation, lambda layout: on(layout, rows), say, measure
+            experiment, env, fed, net, participation, try_on, say, measure
         )
     resolved |= declared(method, experiment, env)
     resolved |= dict(client_rows=client_rows(fed, participation.seen))
@@ -280,11 +277,10 @@ def compose(
 
 
 def check_kept_state(experiment: Experiment, env: Env, net: Tree) -> None:
-    if env.keeps_optimizer and not jax.tree.leaves(
-        jax.eval_shape(env.optimizer.init, net["params"])
-    ):
+    state = lambda: jax.eval_shape(env.optimizer.init, net["params"])
+    if env.keeps_optimizer and not jax.tree.leaves(state()):
         raise UserError(
-            "optimizer-state client means nothing here: optimizer"
+            "optimizer-state client has no effect here: optimizer"
             f" {experiment.training.optimizer} has no state to keep"
         )
 
@@ -309,12 +305,10 @@ def with_model(
         found = dataclasses.replace(found, custom_model=True)
     else:
         models.check_options(chosen.name, chosen.options)
-        more: dict[str, Any] = dict(
-            dtype=dtype, conv=chosen.conv, activations=compute.activation_type
-        )
+        more = dict(chosen.options, conv=chosen.conv, activations=compute.activation_type)
         if len(fed.shape) == 1:
             more |= dict(vocabulary=int(np.max(fed.x)) + 1, places=places)
-        model = models.build(chosen.name, fed.shape, fed.classes, **more, **chosen.options)
+        model = models.build(chosen.name, fed.shape, fed.classes, dtype=dtype, **more)
     return experiment, dataclasses.replace(found, model_shapes=provenance.shapes_of(model)), model
 
 
@@ -333,10 +327,9 @@ def with_participants(
     seen = tuple(i for i in range(clients) if i not in set(unseen))
     experiment = with_cohorts(experiment, clients, unseen)
     train = experiment.training
-    low, high = cohort_size(train.participation, clients, len(seen))
-    return experiment, Participation(
-        low, high, seen, train.dropout, train.stragglers, train.cohorts
-    )
+    sizes = cohort_size(train.participation, clients, len(seen))
+    who = Participation(*sizes, seen, train.dropout, train.stragglers, train.cohorts)
+    return experiment, who
 
 
 def with_cohorts(experiment: Experiment, clients: int, unseen: tuple[int, ...]) -> Experiment:

@@ -34,7 +34,7 @@ def best_of(fn: Callable[[], Any], repeats: int) -> tuple[float, Any]:
 def stage_seconds(
     setup: Setup, repeats: int = 3, say: Callable[[str], None] = lambda text: None
 ) -> dict[str, float]:
-    """Seconds of: orders (sampling, observing, acting), local, aggregation, controller, evaluation,
+    """Seconds of: plan (sampling, observing, acting), local, aggregation, controller, evaluation,
     and a whole round. say: called with a line of progress for each."""
     sim = setup.simulation
     if setup.experiment.compute.state_on == "host":
@@ -53,7 +53,7 @@ def stage_seconds(
         seconds[name], out = best_of(fn, repeats)
         return out
 
-    round_plan = timed("orders", lambda: make(state, data))
+    round_plan = timed("plan", lambda: make(state, data))
     outcome = timed("local", lambda: train(state, data, round_plan))
     server, cohort, _ = timed("aggregation", lambda: aggregate(state, data, round_plan, outcome))
     timed("controller", lambda: learn(state, data, round_plan, server, outcome.clients, cohort))

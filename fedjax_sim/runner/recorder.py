@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from typing import Any
 
 import numpy as np
 
 from fedjax_sim.engine.evaluation import adapted_modes
+from fedjax_sim.experiment import Experiment
 from fedjax_sim.metrics.base import OF_CLIENTS, OF_SERVER, Metric, columns_of, over_clients
 from fedjax_sim.plans import payload_bytes
 from fedjax_sim.runner import figures
+from fedjax_sim.runner.figures import Row
 from fedjax_sim.runner.prepare import Setup
 
 log = logging.getLogger(__name__)
+
+
+def personal_due(experiment: Experiment, round_: int) -> bool:
+    """Whether clients fine-tune for their evaluation after this round, by --personal-every."""
+    every = experiment.evaluation.personal_every
+    return bool(every and round_ % every == 0)
 
 
 class Recorder:
@@ -22,8 +31,8 @@ class Recorder:
 
     def __init__(self, setup: Setup):
         self.setup = setup
-        self.rounds: list[dict[str, Any]] = []
-        self.rows: list[dict[str, Any]] = []
+        self.rounds: list[Row] = []
+        self.rows: list[Row] = []
         self.clients: dict[str, list[Any]] = {}
         self.warned: set[str] = set()  # each warning is given once
         env, net = setup.simulation.env, setup.net
@@ -34,12 +43,12 @@ class Recorder:
         """Count from round 1 again at the next evaluation, after the rows were replaced."""
         self.counted, self.bytes_down, self.bytes_up = 0, 0, 0  # counted: rounds in the totals
 
-    def count_to(self, round_: int, after: int) -> list[dict[str, Any]]:
+    def count_to(self, round_: int, after: int) -> list[Row]:
         """Advance the totals to `round_`; return the newly counted rounds after round `after`."""
         start = self.counted
         while self.counted < len(self.rounds) and self.rounds[self.counted]["round"] <= round_:
-            self.bytes_down += self.rounds[self.counted]["bytes_down"]
-            self.bytes_up += self.rounds[self.counted]["bytes_up"]
+            self.bytes_down += int(self.rounds[self.counted]["bytes_down"])
+            self.bytes_up += int(self.rounds[self.counted]["bytes_up"])
             self.counted += 1
         return [r for r in self.rounds[start : self.counted] if r["round"] > after]
 
@@ -47,7 +56,7 @@ class Recorder:
         logs = {k: v[:count] for k, v in logs.items()}
         down, up = payload_bytes(logs["taken"], logs["sent"], self.wire, logs["down"], logs["up"])
         for i in range(count):
-            row: dict[str, Any] = {"round": int(logs["round"][i])}
+            row: Row = {"round": int(logs["round"][i])}
             for name, values in logs.items():
                 if name in ("round", "down", "up") or name.startswith(("probe_", "acted_")):
                     continue
@@ -56,9 +65,8 @@ class Recorder:
                 elif values.ndim == 3:  # a matrix: who mixes whose model
                     row.update({f"{name}_{a}_{b}": v for (a, b), v in np.ndenumerate(values[i])})
                 else:
-                    row.update(
-                        {f"{name}_{j}": v for j, v in enumerate(values[i].reshape(-1).tolist())}
-                    )
+                    flat = values[i].reshape(-1).tolist()
+                    row.update({f"{name}_{j}": v for j, v in enumerate(flat)})
             row |= dict(bytes_down=int(down[i]), bytes_up=int(up[i]))
             self.rounds.append(row)
             row |= figures.recent_shares(self.rounds)
@@ -66,32 +74,27 @@ class Recorder:
                 self.clients.setdefault("acted_rounds", []).append(np.int64(row["round"]))
                 for name in (n for n in logs if n.startswith("acted_")):
                     self.clients.setdefault(name, []).append(logs[name][i])
-            method = self.setup.simulation.method
-            for sentence in (
-                *figures.training_warnings(self.rounds),
-                *method.warnings(self.rounds),
-            ):
+            warnings = self.setup.simulation.method.warnings(self.rounds)
+            for sentence in (*figures.training_warnings(self.rounds), *warnings):
                 if sentence.split(":")[0] not in self.warned:
                     self.warned.add(sentence.split(":")[0])
                     name = self.setup.experiment.method.name
                     log.warning("%s, round %d: %s", name, row["round"], sentence)
 
     def add_evaluation(self, scores: dict[str, Any], log: dict[str, np.ndarray] | None) -> None:
-        row: dict[str, Any] = {"round": int(scores["round"])}
-        last = self.rows[-1]["round"] if self.rows else 0
-        recent = self.count_to(row["round"], last)
+        at = int(scores["round"])
+        row: Row = {"round": at}
+        recent = self.count_to(at, int(self.rows[-1]["round"]) if self.rows else 0)
         metrics = self.metrics
         for mode, prefix in OF_SERVER.items():
             for metric in metrics if mode in scores else ():
-                row |= {
-                    f"{prefix}_{name}": v
-                    for name, v in metric.of_rows(scores[mode].get(metric.name, {})).items()
-                }
+                found = metric.of_rows(scores[mode].get(metric.name, {}))
+                row |= {f"{prefix}_{name}": value for name, value in found.items()}
         for mode, prefix in OF_CLIENTS.items():
             if mode in scores and (
                 mode != "global@clients" or mode in self.setup.experiment.evaluation.evaluations
             ):
-                row |= self.of_clients(mode, prefix, scores[mode], row["round"])
+                row |= self.of_clients(mode, prefix, scores[mode], at)
         if log is not None and "probe_ids" in log:
             # the probe does not fine-tune, so for a method that does, its figures must not be mixed
             # with those of the other clients
@@ -102,9 +105,8 @@ class Recorder:
         if on_client_rows:
             counts = np.asarray(scores[on_client_rows[0]][metrics[0].name]["count"])
             counts = counts[list(self.setup.participation.seen)]
-            row |= dict(
-                client_rows_least=float(counts.min()), client_rows_mean=float(counts.mean())
-            )
+            row["client_rows_least"] = float(counts.min())
+            row["client_rows_mean"] = float(counts.mean())
             if self.setup.simulation.client_split == "train":  # a training accuracy
                 row["client_on_train_rows"] = 1
         for name in ("participants", "dropped", "diverged", "exploding"):
@@ -135,10 +137,8 @@ class Recorder:
         """Columns of one evaluation mode over clients; also keeps the primary metric's sums per
         client."""
         seen, unseen, first = self.setup.participation.seen, self.setup.unseen, self.metrics[0]
-        row = {
-            f"{prefix}_{name}": value
-            for name, value in over_clients(self.metrics, found, seen).items()
-        }
+        over = over_clients(self.metrics, found, seen)
+        row = {f"{prefix}_{name}": value for name, value in over.items()}
         if unseen:
             mean = f"{first.over or ''}mean"
             row[f"unseen_{prefix}_{mean}"] = over_clients([first], found, unseen)[mean]
@@ -163,10 +163,9 @@ class Recorder:
         self.rows = [r for r in self.rows if r["round"] <= round_]
         if rounds:
             self.rounds = [r for r in self.rounds if r["round"] <= round_]
-        for name in [
-            n for n in self.clients if n.endswith("_rounds") and (rounds or n != "acted_rounds")
-        ]:
-            self.drop_clients(name.removesuffix("_rounds"), round_)
+        for name in list(self.clients):
+            if name.endswith("_rounds") and (rounds or name != "acted_rounds"):
+                self.drop_clients(name.removesuffix("_rounds"), round_)
 
     def reopen(self, round_: int) -> None:
         """Continue a run that had ended at `round_`: drop what was recorded only because it was the
@@ -175,34 +174,23 @@ class Recorder:
         if not self.rows or self.rows[-1]["round"] != round_:
             return
         adapts = adapted_modes(method, config.evaluation.evaluations)
-        adapted = (
-            bool(adapts)
-            and config.evaluation.personal_every
-            and round_ % config.evaluation.personal_every == 0
-        )
+        adapted = bool(adapts) and personal_due(config, round_)
         if round_ % config.evaluation.eval_every and not adapted:
             self.truncate(round_ - 1, rounds=False)
         elif adapts and not adapted:
             for mode, prefix in ((m.replace("@", "_at_"), OF_CLIENTS[m]) for m in adapts):
                 self.drop_clients(mode, round_ - 1)
-                for name in [
-                    n for n in self.rows[-1] if n.removeprefix("unseen_").startswith(f"{prefix}_")
-                ]:
-                    del self.rows[-1][name]
+                for name in list(self.rows[-1]):
+                    if name.removeprefix("unseen_").startswith(f"{prefix}_"):
+                        del self.rows[-1][name]
 
     def drop_clients(self, mode: str, round_: int) -> None:
         """Drop the per-client counts of one evaluation mode after `round_`; mode 'acted': the
         actions."""
         keep = [int(r) <= round_ for r in self.clients.get(f"{mode}_rounds", ())]
-        parts = {
-            name: name.removeprefix(f"{mode}_")
-            for name in self.clients
-            if name.startswith(f"{mode}_")
-        }
-        for name in (
-            n for n, part in parts.items() if part != "count" and not part.startswith("at_")
-        ):
-            self.clients[name] = [v for v, k in zip(self.clients[name], keep, strict=True) if k]
+        for name, values in self.clients.items():
+            if re.match(rf"{mode}_(?!count$|at_)", name):
+                self.clients[name] = [v for v, k in zip(values, keep, strict=True) if k]
 
     def arrays(self) -> dict[str, np.ndarray]:
         return {k: v[0] if k.endswith("_count") else np.asarray(v) for k, v in self.clients.items()}

@@ -44,6 +44,7 @@ from fedjax_sim.runner.files import (
 )
 
 if TYPE_CHECKING:
+    from fedjax_sim.runner.figures import Row, Summary
     from fedjax_sim.runner.prepare import Setup
     from fedjax_sim.runner.recorder import Recorder
 
@@ -304,7 +305,7 @@ class RunDirectory:
         return stored
 
     # ---- rows ------------------------------------------------------------------------------------
-    def write(self, recorder: Recorder, timings: list[dict[str, Any]]) -> None:
+    def write(self, recorder: Recorder, timings: list[Row]) -> None:
         table = lambda rows: [{k: number(v) for k, v in row.items()} for row in rows]
         columns = lambda rows, first: first + sorted({k for row in rows for k in row} - set(first))
         rows = {
@@ -320,7 +321,7 @@ class RunDirectory:
         self.rows = rows
         self.put(rows)
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
+    def write_summary(self, summary: Summary) -> None:
         self.put({"summary.json": json_bytes(summary)})
 
     def put(self, contents: dict[str, bytes]) -> None:
@@ -333,13 +334,11 @@ class RunDirectory:
             self.stamps |= fresh
             write_manifest(self.path, self.stamps)
 
-    def read(
-        self, recorder: Recorder, files: dict[str, bytes], round_: int
-    ) -> list[dict[str, Any]]:
+    def read(self, recorder: Recorder, files: dict[str, bytes], round_: int) -> list[Row]:
         """Restore a recorder to `round_` from the files kept in the checkpoint; returns the
         timings."""
 
-        def rows(name: str) -> list[dict[str, Any]]:
+        def rows(name: str) -> list[Row]:
             lines = csv_rows(files.get(name, b""))
             return [{k: value(v) for k, v in row.items()} for row in lines]
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from fedjax_sim.errors import UserError, lookup
 from fedjax_sim.metrics.base import About, Primary
-from fedjax_sim.runner.figures import clean, last_value
+from fedjax_sim.runner.figures import Row, Summary, clean, last_value
 
 if TYPE_CHECKING:
     from fedjax_sim.runner.driver import ActiveRun
@@ -33,8 +33,8 @@ class Segment:
     last: int
     total: int  # rounds of the whole run
     seconds: float
-    rounds: list[dict[str, Any]]  # a row per round, as in rounds.csv
-    rows: list[dict[str, Any]]  # a row per evaluated round, as in metrics.csv
+    rounds: list[Row]  # a row per round, as in rounds.csv
+    rows: list[Row]  # a row per evaluated round, as in metrics.csv
     method: str = ""
     seed: int = 0
 
@@ -52,9 +52,9 @@ class Sink:
 
     def compiled(self, run: ActiveRun, seconds: float) -> None: ...
 
-    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None: ...
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[Row]) -> None: ...
 
-    def end(self, run: ActiveRun, summary: dict[str, Any]) -> None: ...
+    def end(self, run: ActiveRun, summary: Summary) -> None: ...
 
     def close(self) -> None:
         """Called at the end, also after a failure or an interrupt."""
@@ -63,10 +63,10 @@ class Sink:
 class Files(Sink):
     """metrics.csv, rounds.csv, timings.csv, clients.npz of the run directory."""
 
-    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[Row]) -> None:
         self.write(run, timings)
 
-    def write(self, run: ActiveRun, timings: list[dict[str, Any]]) -> None:
+    def write(self, run: ActiveRun, timings: list[Row]) -> None:
         if run.directory is not None:
             run.directory.write(run.recorder, timings)
 
@@ -77,7 +77,7 @@ class Callback(Sink):
     def __init__(self, call: Callable[[Segment], Any]):
         self.call = call
 
-    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[Row]) -> None:
         self.call(segment)
 
 
@@ -86,17 +86,14 @@ def name_of(run: ActiveRun) -> str:
     return f"{run.setup.experiment.method.name} seed {run.setup.experiment.training.seed}"
 
 
-def numbers(row: dict[str, Any]) -> dict[str, float]:
+def numbers(row: Row) -> dict[str, float]:
     """The numbers of a row that can be plotted over rounds.
 
     >>> numbers({"round": 3, "global_acc": 0.5, "val_acc": float("nan")})
     {'global_acc': 0.5}
     """
-    return {
-        k: float(v)
-        for k, v in row.items()
-        if k != "round" and isinstance(v, (int, float)) and v == v
-    }
+    plotted = lambda k, v: k != "round" and isinstance(v, (int, float)) and v == v
+    return {k: float(v) for k, v in row.items() if plotted(k, v)}
 
 
 # ---- progress ------------------------------------------------------------------------------------
@@ -117,11 +114,8 @@ def left(segment: Segment) -> str:
     """
     seconds = segment.seconds / (segment.last - segment.first + 1) * (segment.total - segment.last)
     minutes, rest = divmod(round(seconds), 60)
-    return (
-        f"{minutes // 60}:{minutes % 60:02d}:{rest:02d} left"
-        if minutes >= 60
-        else f"{minutes}:{rest:02d} left"
-    )
+    hours = f"{minutes // 60}:{minutes % 60:02d}" if minutes >= 60 else f"{minutes}"
+    return f"{hours}:{rest:02d} left"
 
 
 LONG = 10.0  # seconds
@@ -149,7 +143,7 @@ class Lines(Sink):
         self.next = LONG
         self.print(f"{name_of(run)}: compiled in {seconds:.1f} s")
 
-    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[Row]) -> None:
         each = segment.seconds / (segment.last - segment.first + 1)
         what, about, value = measured(run, segment)
         shown = f", {what} {about.text(value, sign=True)}" if value == value else ""
@@ -169,35 +163,36 @@ class LongCompilation(Lines):
         if seconds >= LONG:
             super().compiled(run, seconds)
 
-    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None: ...
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[Row]) -> None: ...
+
+
+def bar_of(unit: str, done: int, total: int) -> Any:
+    """A bar on the standard error stream."""
+    from tqdm import tqdm
+
+    return tqdm(total=total, initial=done, unit=unit, file=sys.stderr, dynamic_ncols=True)
 
 
 class Bar(Sink):
     """A progress bar for a terminal; runs side by side share it."""
 
+    bar: Any = None
+
     def __init__(self) -> None:
-        self.bar: Any = None
         self.runs: list[ActiveRun] = []
         self.last: dict[int, float] = {}
         self.seconds = 0  # of compiling, as last shown
 
     def begin(self, run: ActiveRun, done: int) -> None:
-        from tqdm import tqdm
-
         self.runs.append(run)
         if self.bar is None:
-            total = run.setup.experiment.training.rounds
-            self.bar = tqdm(
-                total=total, initial=done, unit="round", file=sys.stderr, dynamic_ncols=True
-            )
+            self.bar = bar_of("round", done, run.setup.experiment.training.rounds)
         self.bar.set_description(self.name())
 
     def name(self) -> str:
-        return (
-            name_of(self.runs[0])
-            if len(self.runs) == 1
-            else f"{self.runs[0].setup.experiment.method.name}, {len(self.runs)} seeds"
-        )
+        if len(self.runs) == 1:
+            return name_of(self.runs[0])
+        return f"{self.runs[0].setup.experiment.method.name}, {len(self.runs)} seeds"
 
     def compiling(self, run: ActiveRun) -> None:
         self.bar.set_description(f"{self.name()}: compiling …")
@@ -212,7 +207,7 @@ class Bar(Sink):
         self.bar.set_description(self.name())
         self.bar.unpause()  # the time left is that of the rounds alone
 
-    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[Row]) -> None:
         what, about, self.last[id(run)] = measured(run, segment)
         if run is not self.runs[-1]:
             return
@@ -232,13 +227,8 @@ class Steps:
     def __init__(
         self, unit: str, done: int, total: int, say: Callable[[str], None], bar: bool = False
     ):
-        self.unit, self.done, self.total, self.say, self.bar = unit, done, total, say, None
-        if bar:
-            from tqdm import tqdm
-
-            self.bar = tqdm(
-                total=total, initial=done, unit=unit, file=sys.stderr, dynamic_ncols=True
-            )
+        self.unit, self.done, self.total, self.say = unit, done, total, say
+        self.bar = bar_of(unit, done, total) if bar else None
 
     def step(self, text: str, seconds: float) -> None:
         self.done += 1
@@ -271,11 +261,8 @@ class JsonLines(Sink):
 
     def emit(self, run: ActiveRun, event: str, **more: Any) -> None:
         config, directory = run.setup.experiment, run.directory
-        base = dict(
-            method=config.method.name,
-            seed=config.training.seed,
-            out=str(directory.path) if directory else None,
-        )
+        base = dict(method=config.method.name, seed=config.training.seed)
+        base |= dict(out=str(directory.path) if directory else None)
         print(json_line(event, **base | more), file=self.out or sys.stdout, flush=True)
 
     def begin(self, run: ActiveRun, done: int) -> None:
@@ -288,11 +275,11 @@ class JsonLines(Sink):
     def compiled(self, run: ActiveRun, seconds: float) -> None:
         self.emit(run, "compiled", seconds=seconds)
 
-    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[Row]) -> None:
         facts = dict(round=segment.last, rounds=segment.total, seconds=segment.seconds)
         self.emit(run, "segment", **facts, rows=[clean(row) for row in segment.rows])
 
-    def end(self, run: ActiveRun, summary: dict[str, Any]) -> None:
+    def end(self, run: ActiveRun, summary: Summary) -> None:
         self.emit(run, "end", summary=summary)
 
 
@@ -327,7 +314,7 @@ class TensorBoard(Sink):
         suffix = f".{time.time_ns()}.{run.setup.hash}"  # a resume has a file of its own
         self.files[id(run)] = self.writer(str(folder / "events"), suffix)
 
-    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[Row]) -> None:
         file, now = self.files[id(run)], time.time()
         for kind, rows in (("evaluation", segment.rows), ("round", segment.rounds)):
             for row in rows:
@@ -370,17 +357,16 @@ class WandB(Sink):
             reinit="create_new",
         )
 
-    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[Row]) -> None:
         steps: dict[int, dict[str, float]] = {}
         for kind, rows in (("round", segment.rounds), ("evaluation", segment.rows)):
             for row in rows:
-                steps.setdefault(int(row["round"]), {}).update(
-                    {f"{kind}/{k}": v for k, v in numbers(row).items()}
-                )
-        for step, values in sorted(steps.items()):
-            self.runs[id(run)].log(values, step=step)
+                step = steps.setdefault(int(row["round"]), {})
+                step |= {f"{kind}/{k}": v for k, v in numbers(row).items()}
+        for number, values in sorted(steps.items()):
+            self.runs[id(run)].log(values, step=number)
 
-    def end(self, run: ActiveRun, summary: dict[str, Any]) -> None:
+    def end(self, run: ActiveRun, summary: Summary) -> None:
         self.runs[id(run)].summary.update(summary)
 
     def close(self) -> None:

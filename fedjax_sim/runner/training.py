@@ -33,11 +33,8 @@ def with_optimizer(
     train = experiment.training
     name, options = optimizers.parse(train.optimizer)
     given_numbers = {k: v for k in OF_SGD if (v := experiment.get(k)) is not None}
-    inside = {
-        k: convert(f"optimizer {name}.{k}", v, real)
-        for k, v in options.items()
-        if k == "lr" or name == SGD
-    }
+    own = {k: v for k, v in options.items() if k == "lr" or name == SGD}
+    inside = {k: convert(f"optimizer {name}.{k}", v, real) for k, v in own.items()}
     for option, value in inside.items():
         if option not in OF_SGD:
             optimizers.options_of(SGD, {option: value})
@@ -54,7 +51,7 @@ def with_optimizer(
     optimizers.options_of(name, {k: v for k, v in options.items() if k != "lr"})
     refuse_numbers_of_sgd(experiment, name)
     usual_rate = optimizers.RATES.get(name, optimizers.RATE)
-    rate = inside.get("lr", given_numbers.get("lr", usual_rate))
+    rate = ({"lr": usual_rate} | given_numbers | inside)["lr"]
     rest = ",".join(f"{k}={v}" for k, v in options.items() if k != "lr")
     text = f"{name}:{rest}" if rest else name
     return experiment.replace(optimizer=text, lr=rate, momentum=0.0, weight_decay=0.0), found
@@ -101,13 +98,9 @@ def make_optimizer(
         return dataclasses.replace(optimizers.user_optimizer(given), **common)
     name, options = optimizers.parse(experiment.training.optimizer)
     if name == SGD:
-        assert experiment.training.momentum is not None  # resolved, as is the weight decay
-        assert experiment.training.weight_decay is not None
-        return optim.Sgd(
-            momentum=experiment.training.momentum,
-            weight_decay=experiment.training.weight_decay,
-            **common,
-        )
+        train = experiment.training
+        assert train.momentum is not None and train.weight_decay is not None  # resolved
+        return optim.Sgd(momentum=train.momentum, weight_decay=train.weight_decay, **common)
     values = optimizers.options_of(name, options)
     if "weight_decay" not in values:
         refuse_groups(experiment, name)
@@ -163,10 +156,9 @@ def with_loss(
 
 def make_loss(experiment: Experiment, fed: Federation, given: Any = None) -> losses.Loss:
     """The local loss, checked against the task of the data."""
+    train = experiment.training
     if given is None:
-        record = losses.make_loss(
-            experiment.training.loss, fed.classes, fed.name, **experiment.training.loss_options
-        )
+        record = losses.make_loss(train.loss, fed.classes, fed.name, **train.loss_options)
     else:
         record = given if isinstance(given, losses.Loss) else losses.UserLoss(function=given)
     losses.check_task(record, task_called(fed.task))

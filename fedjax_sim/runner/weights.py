@@ -34,10 +34,8 @@ def by_name(net: Tree) -> dict[str, Any]:
 def save_net(path: str | pathlib.Path, net: Tree) -> None:
     """Weights as a plain .npz: one array per leaf, named by its path, e.g.
     'params/conv1/kernel'."""
-    write_bytes(
-        pathlib.Path(path),
-        npz_bytes({name: np.asarray(value) for name, value in by_name(net).items()}),
-    )
+    arrays = {name: np.asarray(value) for name, value in by_name(net).items()}
+    write_bytes(pathlib.Path(path), npz_bytes(arrays))
 
 
 def read_arrays(path: str | pathlib.Path) -> tuple[dict[str, np.ndarray], str]:
@@ -68,9 +66,8 @@ def load_net(path: str | pathlib.Path, like: Tree) -> Tree:
 def given_net(net: Tree, like: Tree) -> Tree:
     """Weights from the caller; must have exactly the shapes of `like`."""
     try:
-        return fitting(
-            "the weights given as net", {k: np.asarray(v) for k, v in by_name(net).items()}, like
-        )
+        arrays = {name: np.asarray(value) for name, value in by_name(net).items()}
+        return fitting("the weights given as net", arrays, like)
     except UserError:
         raise
     except (TypeError, ValueError):

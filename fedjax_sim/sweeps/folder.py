@@ -105,10 +105,8 @@ class Folder:
         """Record that the directory, which has ended, belongs to this run of the sweep file."""
         self._ended(job).parent.mkdir(parents=True, exist_ok=True)
         config = json.loads((self.run(job) / run_directory.CONFIG).read_bytes())
-        write_json(
-            self._ended(job),
-            {"run": job.name, "digits": job.digits, "config_hash": config.get("config_hash")},
-        )
+        which = {"run": job.name, "digits": job.digits}
+        write_json(self._ended(job), which | {"config_hash": config.get("config_hash")})
 
     def _ended(self, job: Job) -> pathlib.Path:
         return self.path / "ended" / f"{job.name}.json"
@@ -137,11 +135,9 @@ class Folder:
         files = {run / name for name in (*run_directory.FILES, run_directory.MANIFEST)}
         marks = []
         for file in sorted({self._ended(job), *files}):
-            try:
+            with contextlib.suppress(OSError):
                 mark = file.stat()
                 marks.append((file.name, mark.st_mtime_ns, mark.st_size))
-            except OSError:
-                continue
         known = self._seen.get(job.name)
         if known is None or known[0] != marks:
             self._seen[job.name] = known = marks, self._end(job, run)
@@ -174,14 +170,13 @@ class Folder:
             return FAILED
         if self.end(job).problem:
             return DAMAGED
-        return BEGUN if (self.run(job) / "config.json").exists() else WAITING
+        return BEGUN if (self.run(job) / run_directory.CONFIG).exists() else WAITING
 
     def primary(self, job: Job) -> Primary:
         """The primary metric of a run."""
         try:
-            return Primary.read(
-                json.loads((self.run(job) / "config.json").read_text()).get("resolved")
-            )
+            config = json.loads((self.run(job) / run_directory.CONFIG).read_bytes())
+            return Primary.read(config.get("resolved"))
         except (OSError, ValueError, AttributeError):
             return Primary()
 
@@ -213,15 +208,8 @@ def result_rows(folder: Folder, jobs: Sequence[Job]) -> list[dict[str, Any]]:
     """A row per run with its status, its settings and every figure of its summary."""
     rows = []
     for job in jobs:
-        e = job.experiment
-        settings = dict(
-            method=e.method.name,
-            seed=e.training.seed,
-            data_seed=e.data.data_seed,
-            dataset=e.data.dataset,
-            partition=e.data.partition,
-            model=e.model.name,
-        )
+        named = ("method", "seed", "data_seed", "dataset", "partition", "model")
+        settings = {name: job.experiment.get(name) for name in named}
         state = {"run": job.name, "status": folder.status(job), "why": folder.why(job) or None}
         rows.append(state | settings | job.point | figures_of(folder.summary(job)))
     return rows

@@ -29,14 +29,7 @@ def facts(job: Job, several: bool) -> dict[str, str]:
 
 def distinguishing(jobs: Sequence[Job]) -> list[dict[str, str]]:
     """The `facts` of every run, with options of the method only where entries differ in them."""
-    plain = [
-        (
-            job.experiment.method.name,
-            tuple((k, as_text(v)) for k, v in job.point.items()),
-            job.experiment.training.seed,
-        )
-        for job in jobs
-    ]
+    plain = [(facts(job, False), job.experiment.training.seed) for job in jobs]
     return [facts(job, plain.count(one) > 1) for job, one in zip(jobs, plain, strict=True)]
 
 
@@ -70,9 +63,8 @@ def pivots(jobs: Sequence[Job], folder: Folder, text: str, read: str = "") -> li
         rest = tuple((k, v) for k, v in one.items() if k not in (row, col))
         place = one.get(row, "–"), one.get(col, "–")
         tables.setdefault(rest, {}).setdefault(place, []).append(job)
-    varying = {
-        k for rest in tables for k, v in rest if len({dict(other).get(k) for other in tables}) > 1
-    }
+    every = [dict(rest) for rest in tables]
+    varying = {k for rest in every for k in rest if len({other.get(k) for other in every}) > 1}
     out = []
     for rest, cells in tables.items():
         title = ", ".join(f"{k} {v}" for k, v in rest if k in varying)
@@ -102,8 +94,7 @@ def table(
             note="" if runs else FAILED if any(map(failed, several)) else "not ended",
         )
     lines = lambda axis: [(key, key) for key in dict.fromkeys(place[axis] for place in jobs)]
-    sentence = reading.describe(read)
-    return Pivot(title, lines(0), lines(1), cells, head=[f"{sentence[:1].upper()}{sentence[1:]}."])
+    return Pivot(title, lines(0), lines(1), cells, head=[reading.sentence(read)])
 
 
 def written(jobs: Sequence[Job], folder: Folder, text: str, read: str) -> str:

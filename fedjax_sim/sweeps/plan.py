@@ -92,11 +92,8 @@ def flattened(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """
     out: dict[str, Any] = {}
     for name, value in table.items():
-        out |= (
-            flattened(value, f"{before}{name}.")
-            if isinstance(value, Mapping)
-            else {f"{before}{name}": value}
-        )
+        inside = isinstance(value, Mapping)
+        out |= flattened(value, f"{before}{name}.") if inside else {f"{before}{name}": value}
     return out
 
 

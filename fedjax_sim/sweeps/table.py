@@ -32,20 +32,18 @@ class Table:
     def __call__(self, running: Sequence[Job], changed: bool) -> None:
         if (self.quiet and not self.json) or (not changed and not self.live):
             return
-        now = {
-            job.name: "running" if job in running else self.folder.status(job) for job in self.jobs
-        }
+        status = self.folder.status
+        now = {job.name: "running" if job in running else status(job) for job in self.jobs}
+        # before the first look only runs that have been started are news
+        before = {name: s for name, s in now.items() if s != "running"} | self.status
         if self.live:
             self.redraw(self.rows(running, now))
         else:
-            for job in self.jobs:
-                if now[job.name] != self.status.get(
-                    job.name, now[job.name] if now[job.name] != "running" else ""
-                ):
-                    if self.json:
-                        emit(now[job.name], run=job.name, why=self.folder.why(job) or None)
-                    else:
-                        print(self.event(job, now), file=sys.stderr, flush=True)
+            for job in (job for job in self.jobs if now[job.name] != before.get(job.name)):
+                if self.json:
+                    emit(now[job.name], run=job.name, why=self.folder.why(job) or None)
+                else:
+                    print(self.event(job, now), file=sys.stderr, flush=True)
         self.status = now
 
     def counts(self, now: dict[str, str]) -> str:
@@ -70,15 +68,12 @@ class Table:
         for job in running[:MOST_ROWS]:
             (done, value), about = self.folder.progress(job), self.folder.primary(job).about
             point = ", ".join(f"{k} {as_text(v)}" for k, v in job.point.items())
-            shown.append(
-                [job.name, point, f"{done} / {job.experiment.training.rounds}", about.text(value)]
-            )
-        table = (
-            columns([["running", "setting", "round", about.label], *shown]).splitlines()
-            if shown
-            else []
-        )
-        return [self.counts(now), *table]
+            rounds = f"{done} / {job.experiment.training.rounds}"
+            shown.append([job.name, point, rounds, about.text(value)])
+        if not shown:
+            return [self.counts(now)]
+        table = columns([["running", "setting", "round", about.label], *shown])
+        return [self.counts(now), *table.splitlines()]
 
     def redraw(self, lines: Sequence[str]) -> None:
         up = f"\x1b[{self.lines}F" if self.lines else ""
@@ -100,18 +95,13 @@ def results(jobs: Sequence[Job], folder: Folder) -> str:
     ended = [folder.run(job) for job in jobs if folder.status(job) == DONE]
     parts = []
     if ended:
-        head, rows = tables.written(grouped(load_runs(ended)), "±", "{} *")
+        head, rows = tables.written(grouped(load_runs(ended)), "{} *")
         signs = {tables.NOTHING: "no such figure", tables.NEVER: "never reached"}
-        legend = [
-            f"{sign} {text}" for sign, text in signs.items() if any(sign in row[1:] for row in rows)
+        used = [
+            f"{sign} {what}" for sign, what in signs.items() if any(sign in r[1:] for r in rows)
         ]
-        parts.append(
-            columns([head, *rows]) + "\n" + "; ".join(["* the best of its setting", *legend])
-        )
+        parts += [columns([head, *rows]), "; ".join(["* the best of its setting", *used])]
     for status in (FAILED, DAMAGED):
-        parts += [
-            f"{job.name} {status}: {folder.why(job)}"
-            for job in jobs
-            if folder.status(job) == status
-        ]
+        mine = [job for job in jobs if folder.status(job) == status]
+        parts += [f"{job.name} {status}: {folder.why(job)}" for job in mine]
     return "\n".join(parts)

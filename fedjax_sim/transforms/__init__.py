@@ -7,11 +7,11 @@ method.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedjax_sim.errors import UserError, lookup, unknown
+from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.named import Named
 from fedjax_sim.options import shown
 
 if TYPE_CHECKING:  # the names are listed by the command line, which must not wait for JAX
@@ -20,57 +20,38 @@ if TYPE_CHECKING:  # the names are listed by the command line, which must not wa
 
 T = TypeVar("T", bound=type)
 
-# name -> (module, class, one line)
-_TABLE: dict[str, tuple[str, str, str]] = {
-    "clip": ("clip", "Clip", "what a client sends is no longer than `norm`"),
-    "topk": (
-        "topk",
-        "TopK",
-        "only the largest `share` of an update is sent, the rest is remembered",
-    ),
+# name -> (Class, one line), or module.Class where the module has another name
+_TABLE = {
+    "clip": ("Clip", "limits the norm of what a client sends to `norm`"),
+    "topk": ("TopK", "only the largest `share` of an update is sent, the rest is remembered"),
     "server_optimizer": (
-        "server_optimizer",
         "ServerOptimizer",
         "the server steps along the mean update by a rule of optax",
     ),
     "power_of_choice": (
-        "power_of_choice",
         "PowerOfChoice",
         "of some clients drawn, those with the largest loss take part",
     ),
-    "agent_selection": ("agent_selection", "AgentSelection", "an agent decides who takes part"),
-    "fedavgm": ("server_optimizer", "FedAvgM", "server_optimizer with momentum"),
-    "fedadam": ("server_optimizer", "FedAdam", "server_optimizer with Adam"),
-    "fedyogi": ("server_optimizer", "FedYogi", "server_optimizer with Yogi"),
-    "fedadagrad": ("server_optimizer", "FedAdagrad", "server_optimizer with Adagrad"),
+    "agent_selection": ("AgentSelection", "an agent decides who takes part"),
+    "fedavgm": ("server_optimizer.FedAvgM", "server_optimizer with momentum"),
+    "fedadam": ("server_optimizer.FedAdam", "server_optimizer with Adam"),
+    "fedyogi": ("server_optimizer.FedYogi", "server_optimizer with Yogi"),
+    "fedadagrad": ("server_optimizer.FedAdagrad", "server_optimizer with Adagrad"),
 }
-TRANSFORMS: dict[str, str] = {name: line for name, (_, _, line) in _TABLE.items()}
-CLASSES: dict[str, str] = {
-    kind: module for module, kind, _ in _TABLE.values()
-}  # class -> its module
-_KINDS: dict[str, type[Transform]] = {}  # what `register_transform` saw
+_NAMED = Named("transform", __name__, _TABLE)
+TRANSFORMS = _NAMED.lines  # name -> one line
+CLASSES = _NAMED.modules  # class -> its module
+_KINDS = _NAMED.given
 
 
 def register_transform(name: str, description: str = "") -> Callable[[T], T]:
     """A decorator: this class is the transform called `name`."""
-
-    def known(kind: T) -> T:
-        kind.name = name  # type: ignore[attr-defined]
-        _KINDS[name] = kind
-        TRANSFORMS.setdefault(name, description or (kind.__doc__ or "").strip().split("\n")[0])
-        return kind
-
-    return known
+    return _NAMED.register(name, description)
 
 
 def transform_class(name: str) -> type[Transform]:
     """The class of the transform called `name`."""
-    module, kind, _ = lookup("transform", name, dict.fromkeys(_KINDS, ("", "", "")) | _TABLE)
-    return (
-        getattr(importlib.import_module(f"fedjax_sim.transforms.{module}"), kind)
-        if module
-        else _KINDS[name]
-    )
+    return _NAMED.kind(name)
 
 
 def transformed(method: Method, texts: Sequence[str]) -> Method:

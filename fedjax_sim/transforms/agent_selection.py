@@ -1,10 +1,9 @@
 """An agent decides who takes part.
 
-    state   s_k = [n_k / max n, last loss of k / (1 + last loss), 1 / (1 + rounds since), has taken
-            part]      per client
-    action   take or skip; the M clients with the largest log π(take|s_k) + Gumbel noise take part
-    reward   the fall of the participants' mean training loss since the round before, for all who
-             were taken
+    state   s_k = [n_k / max n, last loss of k / (1 + last loss), 1 / (1 + rounds since its last
+            participation), has taken part]
+    action  take or skip; the M clients with the largest log π(take|s_k) + Gumbel noise take part
+    reward  the fall of the participants' mean training loss since the previous round
 
 Any discrete agent of `agents/` that learns from stored transitions (q_bandit, dqn, sac). Its state
 is the server's. Wire: the method's, and the losses, one float up.
@@ -49,7 +48,7 @@ class Memory(NamedTuple):
 class AgentSelection(Selection):
     """An agent decides who takes part."""
 
-    agent: Any = field("q_bandit", help="q_bandit, dqn, sac or evolved, or such an agent")
+    agent: Any = field("q_bandit", help="q_bandit, dqn, sac or evolved, or an agent object")
 
     def check(self) -> None:
         super().check()
@@ -82,9 +81,8 @@ class AgentSelection(Selection):
 
     def begin_server(self, env: Env, net: Tree) -> Memory:
         nothing = jnp.zeros(env.num_clients, env.dtype)
-        agent = self.sized_agent(env).init(
-            jax.random.key(0)
-        )  # always the same start: the server's state has no key of its own
+        # always the same start: the server's state has no key of its own
+        agent = self.sized_agent(env).init(jax.random.key(0))
         return Memory(agent, nothing, nothing.astype(jnp.int32), jnp.zeros((), env.dtype))
 
     def states(self, env: Env, mine: Memory, t: Array) -> Array:

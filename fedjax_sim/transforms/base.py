@@ -33,8 +33,8 @@ from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
 
 class Beside(NamedTuple):
-    """ONE client's own state: the inner method's, the transform's, and what it was told for the
-    round at hand."""
+    """ONE client's own state: the inner method's, the transform's, and the groups that it sends in
+    this round."""
 
     inner: Tree
     mine: Tree

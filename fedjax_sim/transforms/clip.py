@@ -1,4 +1,4 @@
-"""Clipping: what ONE client sends is no longer than `norm`.
+"""Clipping: the update that ONE client sends has at most the norm `norm`.
 
     Δ = w_k − (the net it started from), in the groups that travel; with it the sums and the report
     that are payload
@@ -35,9 +35,9 @@ def travelling(env: Env, change: Tree, mask: Array) -> Tree:
 
 @register_transform("clip")
 class Clip(Transform):
-    """What a client sends is no longer than `norm`."""
+    """Limits the norm of what a client sends to `norm`."""
 
-    norm: Real = field(1.0, gt=0, help="the largest length of an update")
+    norm: Real = field(1.0, gt=0, help="the largest norm of an update")
 
     def send(
         self, env: Env, mine: Tree, start: Tree, sent: Sent, mask: Array, ctx: Ctx
@@ -48,7 +48,7 @@ class Clip(Transform):
         length = jnp.sqrt(square_norm((change, beside)))
         share = jnp.minimum(1, self.norm / jnp.where(length > 0, length, 1)).astype(env.dtype)
         short = lambda whole, cut: jnp.where(share < 1, cut, whole)
-        # a group that stays is sent to nobody: it may as well go on as it is
+        # a private group is not sent, and keeps its value
         params = jax.tree.map(lambda w, a, d: short(w, a + share * d), new, old, change)
         scaled = lambda tree: jax.tree.map(
             lambda a: short(a, share * a) if is_float(a) else a, tree

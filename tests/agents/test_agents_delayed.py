@@ -1,4 +1,4 @@
-"""`Delayed`: a transition ends with the actor's next observation, whoever learns from it."""
+"""`Delayed`: a transition ends with the actor's next observation, with any agent."""
 
 import jax
 import jax.numpy as jnp

@@ -5,7 +5,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_agents_contract import ROWS, A, S, close, differs, every_agent, programs, situation
+from test_agents_contract import (
+    ROWS,
+    A,
+    S,
+    close,
+    differs,
+    every_agent,
+    programs,
+    situation,
+    traced_once,  # noqa: F401
+)
 
 import agents
 from agents.delayed import Delayed

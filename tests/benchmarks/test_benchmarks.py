@@ -356,7 +356,7 @@ def test_the_budget_ends_the_pairs_after_three(pretend):
 
 
 @pytest.mark.parametrize(
-    "argv,words",
+    "argv,message",
     [
         (["--workloads", "W9"], "unknown workload 'W9'; allowed: W1, W2"),
         (["--peers", "tff"], "unknown peer 'tff'; allowed: ours, torch"),
@@ -367,10 +367,10 @@ def test_the_budget_ends_the_pairs_after_three(pretend):
         (["--pairs", "0"], "--pairs 0 must be at least 1"),
     ],
 )
-def test_mistakes_on_the_command_line_are_named(argv, words, capsys):
+def test_mistakes_on_the_command_line_are_named(argv, message, capsys):
     with pytest.raises(SystemExit):
         rounds_per_second.main(argv)
-    assert words in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_driver_writes_rows_and_ratios(tmp_path, capsys):

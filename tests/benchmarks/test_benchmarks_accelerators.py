@@ -257,7 +257,7 @@ def test_several_units_of_clients():
 
 # ---- the command ---------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "words, sentence",
+    "argv, sentence",
     [
         (["--device", "v9"], "unknown device 'v9'; allowed: a100, h100, v5e, v5p, v6e"),
         (["--device", "v5e:two"], "topology 'two' of device 'v5e:two' cannot be read; use v5e:2x2"),
@@ -271,9 +271,9 @@ def test_several_units_of_clients():
         ),
     ],
 )
-def test_bad_input_is_one_sentence(words, sentence, capsys):
+def test_bad_input_is_one_sentence(argv, sentence, capsys):
     with pytest.raises(SystemExit) as ended:
-        accelerators.main(words)
+        accelerators.main(argv)
     assert ended.value.code == 2
     assert sentence in capsys.readouterr().err
 

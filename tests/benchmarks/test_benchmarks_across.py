@@ -24,9 +24,31 @@ def test_the_setting_is_chosen_by_the_goal():
     full = lambda name: name == "full"
     assert across.best(tuned, "own", full) == ("full", 0.1, "constant")
     assert across.best(tuned, "global=0.9+own=0.1", full) == ("full", 0.4, "cosine")
+    tuned["own|0.4|constant"] = dict(common=0.1, clients=0.8, **rest)  # the controller
+    tuned["own|0.2|cosine"] = dict(common=0.0, clients=0.85, **rest)
     entries = across.entries_of(tuned, ["own"], ())
-    assert [entry.row for entry in entries] == ["full", "trained across federations", "best rule"]
-    assert entries[1].rate == entries[0].rate and entries[2].name == "backbone after 0.8"
+    assert [entry.row for entry in entries] == ["full", across.MINE, "best rule"]
+    assert (entries[1].rate, entries[1].schedule) == (0.2, "cosine")
+    assert entries[2].name == "backbone after 0.8"
+
+
+def test_a_goal_with_bytes_has_rules_and_rounds_that_save_them():
+    whole, half = dict(down=1.0, up=1.0), dict(down=0.5, up=0.5)
+    level = lambda common, sent: dict(common=common, clients=0.0, worst=0.0, **sent)
+    goal = "global+bytes=0.2"
+    tuned = {
+        "full|0.4|cosine": level(0.8, whole),
+        f"{goal}|0.4|cosine": level(0.8, half),
+        "heads if chance<0.5|0.4|cosine": level(0.75, half),
+        "0.5|0.4|cosine": level(0.71, half),
+    }
+    rows = {entry.row: entry for entry in across.entries_of(tuned, [goal], ())}
+    assert rows["best rule"].name == "heads if chance<0.5"
+    assert rows["full, fewer rounds"].label == "full, 50% of the rounds"
+    part = across.in_part(scores([0.7], [0.7])._replace(down=np.ones(1), up=np.ones(1)), 0.5)
+    assert (part.down, part.up, part.common) == (0.5, 0.5, 0.7)
+    kept = across.FRUGAL["nothing if chance<0.5"]
+    assert all(kept.count(word) == 2 for word in ("keep_", "withhold_", "_head:", "_backbone:"))
 
 
 def test_rows_are_paired_federation_by_federation():
@@ -34,9 +56,9 @@ def test_rows_are_paired_federation_by_federation():
     found = {
         entry("full"): scores([0.5, 0.6, 0.7], [0.5, 0.6, 0.7]),
         entry("best rule"): scores([0.5, 0.6, 0.7], [0.6, 0.7, 0.8]),
-        entry("trained across federations"): scores([0.4, 0.6, 0.8], [0.7, 0.8, 0.9]),
+        entry(across.MINE): scores([0.4, 0.6, 0.8], [0.7, 0.8, 0.9]),
     }
-    rows = across.paired(found, "own")["trained across federations"]
+    rows = across.paired(found, "own")[across.MINE]
     np.testing.assert_allclose(rows["over_full"]["goal"]["mean"], 0.2)
     np.testing.assert_allclose(rows["over_full"]["goal"]["half"], 0, atol=1e-9)
     np.testing.assert_allclose(rows["over_rule"]["goal"]["mean"], 0.1)

@@ -1,5 +1,5 @@
 """The headroom benchmark: the oracle against brute force, padding that changes nothing, a table
-that goes on where it was."""
+that resumes where it was."""
 
 from __future__ import annotations
 

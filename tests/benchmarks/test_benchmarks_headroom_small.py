@@ -41,14 +41,14 @@ def test_tables_replace_only_the_lines_between_the_marks(tmp_path):
 
 @pytest.mark.parametrize("benchmark", [headroom_pfedrlla, headroom_qbandit])
 def test_the_published_pages_are_the_tables_and_prose(tmp_path, benchmark):
-    """The stored results give the published tables, and the prose below them stays."""
+    """The stored results give the published tables, and the prose around them stays."""
     name = benchmark.__name__.rpartition("_")[2]
     page = (RESULTS / f"headroom-{name}.md").read_text()
     copy = tmp_path / "page.md"
     copy.write_text(page)
     found = headroom_small.read(RESULTS / f"headroom-{name}.json")
     pages.write_tables(copy, name, "Title", benchmark.lines(found, "small"))
-    assert copy.read_text() == page and "## What it says" in page.partition(pages.marks(name)[1])[2]
+    assert copy.read_text() == page and "## What it says" in page.partition(pages.marks(name)[0])[0]
 
 
 def test_federations_have_one_shape_and_the_labels_asked_for():
@@ -88,7 +88,7 @@ def test_budgets(tmp_path, monkeypatch):
     found = json.loads((tmp_path / "headroom-qbandit.json").read_text())["digits"]
     assert all(one["exceeded"] == 0 for name in few for one in found[name])
     most = [(c, min(b, 3)) for c, b in headroom_qbandit.TABLE_1]
-    pairs = zip(found["told"], most, strict=True)
+    pairs = zip(found["best_fixed_actions"], most, strict=True)
     assert all(c <= limit[0] and b <= limit[1] for (c, b), limit in pairs)
     assert len(found["best fixed"]) == 2
     assert "epochs/layers client by client" in (tmp_path / "headroom-qbandit.md").read_text()

@@ -14,8 +14,8 @@ SMALL = "--dataset digits --model mlp --clients 10 --classes 4 --pretrain-rounds
 
 
 def test_designed_parts(tmp_path, capsys, monkeypatch):
-    words = ["--part", "heatmap,embeddings", "--out", str(tmp_path), *TINY.split()]
-    assert pfedrlla.main(words) == 0
+    argv = ["--part", "heatmap,embeddings", "--out", str(tmp_path), *TINY.split()]
+    assert pfedrlla.main(argv) == 0
     row = json.loads((tmp_path / "heatmap.jsonl").read_text().splitlines()[0])
     weights = np.array(row["weights"])
     assert (
@@ -35,11 +35,11 @@ def test_designed_parts(tmp_path, capsys, monkeypatch):
     )
     monkeypatch.setattr(pfedrlla_designed, "trained", None)  # what is finished is read
     monkeypatch.setattr(pfedrlla_designed, "embeddings", None)
-    assert pfedrlla.main(words) == 0
+    assert pfedrlla.main(argv) == 0
 
 
 def test_cost_is_shares_of_local_training(tmp_path):
-    words = [
+    argv = [
         "--part",
         "cost",
         "--out",
@@ -49,7 +49,7 @@ def test_cost_is_shares_of_local_training(tmp_path):
         "--cost-rounds",
         "1",
     ]
-    assert pfedrlla.main(words) == 0
+    assert pfedrlla.main(argv) == 0
     row, whole = map(json.loads, (tmp_path / "cost.jsonl").read_text().splitlines())
     assert whole["round_with"] > 0 and whole["extra_share"] > -1
     server = ("agent_share", "encoder_share", "projections_share")

@@ -100,7 +100,7 @@ def test_each_side_runs_in_its_own_tree(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "argv, words",
+    "argv, message",
     [
         (
             ["--old", "/nowhere"],
@@ -115,10 +115,10 @@ def test_each_side_runs_in_its_own_tree(tmp_path, capsys):
         ),
     ],
 )
-def test_mistakes_are_named(argv, words, capsys):
+def test_mistakes_are_named(argv, message, capsys):
     with pytest.raises(SystemExit):
         revisions.main(argv)
-    assert words in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_tree_hidden_by_an_installed_package_is_refused(tmp_path):

@@ -18,7 +18,7 @@ def test_ratios_are_of_the_same_work():
 
 def test_one_measurement(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("FEDJAX_SIM_CACHE", "off")
-    words = [
+    argv = [
         "--networks",
         "mlp",
         "--values",
@@ -28,7 +28,7 @@ def test_one_measurement(capsys, monkeypatch, tmp_path):
         "--json",
         str(tmp_path / "v.json"),
     ]
-    assert sweep_values.main(words) == 0
+    assert sweep_values.main(argv) == 0
     head, row = capsys.readouterr().out.splitlines()
     assert (
         row.split()[:3] == ["mlp", "2", "30"] and row.endswith(("pay", "pays")) and "beside" in head

@@ -433,13 +433,13 @@ def test_a_run_of_the_flat_form_is_resumed_and_read(capsys, copy):
 
 def test_train_a_transforms_agent(capsys, tmp_path):
     """The agent that chooses participants is trained around a method that has none."""
-    words = [*SMALL, "--rounds", "2", "--transform", "agent_selection", "--out", "first"]
-    assert main(["train", "fedavg", *words]) == 0
+    argv = [*SMALL, "--rounds", "2", "--transform", "agent_selection", "--out", "first"]
+    assert main(["train", "fedavg", *argv]) == 0
     said = capsys.readouterr().out
     use = "fedjax-sim run fedavg --transform agent_selection --start-from first:server"
     assert use in said
-    words = ["--rounds", "1", "--transform", "agent_selection", "--start-from", "first:server"]
-    assert main(["run", "fedavg", *SMALL, *words, "--out", "then"]) == 0
+    argv = ["--rounds", "1", "--transform", "agent_selection", "--start-from", "first:server"]
+    assert main(["run", "fedavg", *SMALL, *argv, "--out", "then"]) == 0
     found = json.loads(pathlib.Path("then/config.json").read_text())["found"]
     assert found["started_with"].startswith("server@")
     assert "'fedavg' has no agent to train; allowed: fedpolicy" in refused(
@@ -488,9 +488,7 @@ def test_dry_run_times_no_layouts(capsys, tmp_path, monkeypatch):
 def test_profile_prints_every_part(capsys):
     assert main(["profile", "fedavg", *(word for word in SMALL if word != "--quiet")]) == 0
     out, err = capsys.readouterr()
-    assert (
-        err.startswith("fedavg: compiling and timing orders …\n") and "timing evaluation …" in err
-    )
+    assert err.startswith("fedavg: compiling and timing plan …\n") and "timing evaluation …" in err
     for part in (
         "local",
         "aggregation",
@@ -590,5 +588,5 @@ def test_help_names_what_the_registries_hold(capsys, monkeypatch, what):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         make_parser().parse_args(["run", "--help"])
-    words = " ".join(capsys.readouterr().out.split())
-    assert ", ".join(registered) in words
+    text = " ".join(capsys.readouterr().out.split())
+    assert ", ".join(registered) in text

@@ -39,11 +39,11 @@ class Watched(argparse.Namespace):
         return object.__getattribute__(self, name)
 
 
-def read_by(words: list[str]) -> set[str]:
+def read_by(argv: list[str]) -> set[str]:
     """The options that a command looks at on its way, from its own start: what parsing itself does
     not count."""
-    plain = parsers.make_parser().parse_args(words)
-    args = Watched(**vars(plain), argv=words)
+    plain = parsers.make_parser().parse_args(argv)
+    args = Watched(**vars(plain), argv=argv)
     vars(args).pop("_read", None)
     COMMANDS[plain.command](args)
     return vars(args).get("_read", set())
@@ -61,9 +61,9 @@ def work(tmp_path_factory):
 def commands(work: pathlib.Path) -> dict[str, list[list[str]]]:
     """For every command what together looks at all of its options."""
     run, grid = str(work / "run"), str(work / "grid.toml")
-    both = lambda *words: [
-        [*words, *TINY, "--out", str(work / f"own-{words[0]}")],
-        [*words, *TINY, "--dry-run"],
+    both = lambda *argv: [
+        [*argv, *TINY, "--out", str(work / f"own-{argv[0]}")],
+        [*argv, *TINY, "--dry-run"],
     ]
     cell = [
         "paper",
@@ -123,8 +123,8 @@ def test_commands_are_all_tried():
 @pytest.mark.parametrize("command", sorted(SUBS))
 def test_every_option_is_looked_at(command, work, capsys):
     asked: set[str] = set()
-    for words in commands(work)[command]:
-        asked |= read_by(words)
+    for argv in commands(work)[command]:
+        asked |= read_by(argv)
     offered = {a.dest for parser in nested(SUBS[command]) for a in parser._actions} - {"help"}
     assert offered - asked - ELSEWHERE - LATER.get(command, set()) == set()
 
@@ -172,9 +172,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("words, sentence", REFUSED, ids=[" ".join(w[:4]) for w, _ in REFUSED])
-def test_what_would_say_nothing_is_refused(words, sentence, capsys):
-    assert sentence in refused(capsys, *words)
+@pytest.mark.parametrize("argv, sentence", REFUSED, ids=[" ".join(w[:4]) for w, _ in REFUSED])
+def test_what_would_say_nothing_is_refused(argv, sentence, capsys):
+    assert sentence in refused(capsys, *argv)
 
 
 def test_a_dry_run_tells_who_has_which_data(capsys, tmp_path):
@@ -195,7 +195,7 @@ def test_a_dry_run_tells_who_has_which_data(capsys, tmp_path):
 
 
 def test_profile_leaves_out_what_a_preset_says_of_runs(capsys):
-    words = [
+    argv = [
         "--preset",
         "fedpolicy-fmnist",
         "--dataset",
@@ -206,5 +206,5 @@ def test_profile_leaves_out_what_a_preset_says_of_runs(capsys):
         "10",
         "--dry-run",
     ]
-    assert main(["profile", *words]) == 0
+    assert main(["profile", *argv]) == 0
     assert "fedpolicy on digits" in capsys.readouterr().out

@@ -112,7 +112,7 @@ def test_a_diverging_comparison_says_so(capsys, tmp_path):
         " diverged" in out
     )
     assert (
-        f"the first of client {first['diverged_first']['client']} in round"
+        f"first that of client {first['diverged_first']['client']} in round"
         f" {first['diverged_first']['round']}" in out
     )
     assert first["rounds_without_upload"] > 0 and "nothing was uploaded in" in out
@@ -203,8 +203,8 @@ def test_the_estimated_arrays_are_those_of_the_compiler(method, model):
 
 
 def test_an_interrupted_comparison_goes_on(capsys, tmp_path):
-    """The same command again: what is finished is read, what was begun goes on, what is missing is
-    run."""
+    """The same command again: what is finished is read, what was begun is resumed, what is missing
+    is run."""
     import shutil
 
     out = tmp_path / "both"
@@ -278,7 +278,7 @@ def test_client_figures_say_which_rows_they_stand_on(tmp_path, capsys):
     header, line = (row.split(",") for row in (out / "metrics.csv").read_text().splitlines())
     assert float(dict(zip(header, line, strict=True))["client_rows_least"]) == rows["least"]
     groups = grouped(load_runs([out]))
-    assert f"client mean (%; val, {rows['least']}–{rows['most']} rows)" in tables.markdown(groups)
+    assert f"client mean (%; {rows['least']}–{rows['most']} val rows)" in tables.markdown(groups)
     assert (
         curves.title_of("client_mean", groups)
         == f"clients, each with the model it predicts with, mean ({text})"
@@ -287,7 +287,7 @@ def test_client_figures_say_which_rows_they_stand_on(tmp_path, capsys):
 
 def test_training_accuracy_is_never_without_its_name(tmp_path, capsys):
     out = tmp_path / "train"
-    words = [
+    argv = [
         "--protocol",
         "fedpolicy",
         "--val-fraction",
@@ -295,7 +295,7 @@ def test_training_accuracy_is_never_without_its_name(tmp_path, capsys):
         "--evaluate",
         "global,personal,resident",
     ]
-    assert main(["run", "local", *ALOUD, "--rounds", "1", *words, "--out", str(out)]) == 0
+    assert main(["run", "local", *ALOUD, "--rounds", "1", *argv, "--out", str(out)]) == 0
     captured = capsys.readouterr()
     assert "client mean accuracy (train)" in captured.err and "client mean (train)" in captured.out
     assert "training rows each: training accuracies" in captured.out

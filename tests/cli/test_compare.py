@@ -120,15 +120,15 @@ def test_methods_share_what_they_read(monkeypatch):
 def test_settings_that_differ_are_said(tmp_path, capsys):
     """Variants of one method have one rate; a method with a rate of its own is compared with others
     aloud."""
-    words = [*SMALL, "--dry-run"]
-    assert main(["compare", "fedpam", "fedpam:variant=pam", *words]) == 0
+    argv = [*SMALL, "--dry-run"]
+    assert main(["compare", "fedpam", "fedpam:variant=pam", *argv]) == 0
     said = [
         line for line in capsys.readouterr().out.splitlines() if line.startswith("compared with")
     ]
     assert said == [
         "compared with different settings: fedpam.variant full (fedpam), pam (fedpam:variant=pam)"
     ]
-    assert main(["compare", "fedavg", "fedpam", "fedpolicy", *words]) == 0
+    assert main(["compare", "fedavg", "fedpam", "fedpolicy", *argv]) == 0
     said = [
         line for line in capsys.readouterr().out.splitlines() if line.startswith("compared with")
     ]
@@ -137,7 +137,7 @@ def test_settings_that_differ_are_said(tmp_path, capsys):
         "compared with different settings: momentum 0.9 (fedavg, fedpolicy), 0.5 (fedpam)",
         "compared with different settings: loss ce (fedavg, fedpam), c3e (fedpolicy)",
     ]
-    assert main(["compare", "fedavg", "fedprox", *words]) == 0
+    assert main(["compare", "fedavg", "fedprox", *argv]) == 0
     assert "compared with" not in capsys.readouterr().out
 
 

@@ -93,7 +93,7 @@ numbers = st.one_of(
     st.integers(-3, 50).map(str),
     st.floats().map(str),
 )
-words = st.one_of(
+texts = st.one_of(
     st.sampled_from(
         [
             "auto",
@@ -130,7 +130,7 @@ words = st.one_of(
     st.text(max_size=8),
     st.text("~/.:=,x@²\n\t\x1b\ud800", max_size=8),
 )
-values = st.one_of(numbers, words)
+values = st.one_of(numbers, texts)
 flags = st.tuples(st.sampled_from(FLAGS), values).map(list)
 sets = st.builds(
     lambda o, n, v: ["--set", f"{o}.{n}={v}"],
@@ -203,16 +203,12 @@ def test_options_of_methods(name, data):
         max_size=5,
     )
 )
-def test_any_words(words):
-    if (
-        "-h" in words
-        or any(w.startswith("--h") for w in words)
-        or words[:1] in (["run"], ["compare"])
-    ):
-        words = [*words, "--dry-run"]
-    if words[:1] == ["report"]:
-        words = ["report", "nowhere", *words[1:]]
+def test_any_arguments(argv):
+    if "-h" in argv or any(w.startswith("--h") for w in argv) or argv[:1] in (["run"], ["compare"]):
+        argv = [*argv, "--dry-run"]
+    if argv[:1] == ["report"]:
+        argv = ["report", "nowhere", *argv[1:]]
     try:
-        ends_well(words)
+        ends_well(argv)
     except SystemExit as asked:  # --help, --version
         assert asked.code == 0

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.data import Federation, bubble_plot, federate
-from fedjax_sim.data.federation import channel_moments
+from fedjax_sim.data.federation import Federation, channel_moments
+from fedjax_sim.data.figure import bubble_plot
+from fedjax_sim.data.protocols import federate
 from fedjax_sim.errors import UserError
 
 
@@ -195,7 +196,7 @@ def test_moments_of_a_constant_channel():
 
 
 @pytest.mark.parametrize(
-    "change, words",
+    "change, message",
     [
         ({"rows": {"train": [[0, 30]]}}, "row 30 is both a test row and a training row"),
         ({"rows": {"train": [[0]], "val": [[31]]}}, "validation row"),
@@ -232,10 +233,10 @@ def test_moments_of_a_constant_channel():
         ({"x": np.zeros((40, 7, 7), np.int64)}, "uint8 or floating"),
     ],
 )
-def test_bad_arrays(change, words):
+def test_bad_arrays(change, message):
     x, y = arrays()
     given = {"x": x, "y": y, "rows": {"train": TRAIN}, "test": [30, 31]} | change
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         Federation.from_arrays(**given)
 
 

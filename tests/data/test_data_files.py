@@ -8,8 +8,9 @@ import zipfile
 import numpy as np
 import pytest
 
-from fedjax_sim.data import load, memory
+from fedjax_sim.data import memory
 from fedjax_sim.data.folder import read_idx
+from fedjax_sim.data.sources import load
 from fedjax_sim.errors import UserError
 
 
@@ -49,7 +50,7 @@ X, Y = np.zeros((30, 6, 6), np.uint8), np.zeros(30, np.int64)
 
 
 @pytest.mark.parametrize(
-    "change, words",
+    "change, message",
     [
         (
             {"x_train": npy(X, shape=(10**9, 800, 800))},
@@ -86,9 +87,9 @@ X, Y = np.zeros((30, 6, 6), np.uint8), np.zeros(30, np.int64)
         ({"x_test": npy(X[:10].astype(np.float32))}, "differ"),
     ],
 )
-def test_malformed_npz_is_one_sentence(change, words, tmp_path):
+def test_malformed_npz_is_one_sentence(change, message, tmp_path):
     write_members(tmp_path / "bad.npz", change)
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         load(tmp_path / "bad.npz")
     assert "\n" not in str(caught.value)
 
@@ -121,7 +122,7 @@ def test_npz_that_are_fine(tmp_path):
 def test_zips_that_are_not_ours(tmp_path, monkeypatch):
     path = tmp_path / "bad.npz"
     write_members(path, {}, zipfile.ZIP_BZIP2)
-    refused = lambda words: pytest.raises(UserError, match=words)
+    refused = lambda message: pytest.raises(UserError, match=message)
     with refused("compressed by method 12; use numpy.savez"):
         load(path)
     write_members(path, {}, zipfile.ZIP_STORED)
@@ -158,7 +159,7 @@ def test_zips_that_are_not_ours(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, words",
+    "name, message",
     [
         ("synthetic:seed=-1", "at least 0"),
         ("synthetic:train=²", "plain digits"),
@@ -183,8 +184,8 @@ def test_zips_that_are_not_ours(tmp_path, monkeypatch):
         ("digits²", "unknown dataset"),
     ],
 )
-def test_hostile_names(name, words):
-    with pytest.raises(UserError, match=words) as caught:
+def test_hostile_names(name, message):
+    with pytest.raises(UserError, match=message) as caught:
         load(name)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
@@ -198,14 +199,14 @@ def test_hostile_data_folders(data_dir):
 
 def test_hostile_idx(tmp_path):
     path = tmp_path / "images.gz"
-    for raw, words in (
+    for raw, message in (
         (b"\0\0\x08\x03" + b"\xff" * 12, "claims the shape"),
         (b"\0\0\x08\xff", "claims the shape"),
         (b"\0\0\x0d\x01" + b"\0\0\0\0", "unsigned bytes"),
         (b"\0\0\x08\x01\0\0\0\x01abc", "holds more"),
     ):
         path.write_bytes(gzip.compress(raw))
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=message):
             read_idx(path)
     plain = tmp_path / "images-idx1-ubyte"
     plain.write_bytes(b"\0\0\x08\x01\0\0\0\x03abc")

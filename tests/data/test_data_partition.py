@@ -217,7 +217,7 @@ def test_parse(spec, expected):
 
 
 @pytest.mark.parametrize(
-    "spec, words",
+    "spec, message",
     [
         ("dirichelt:0.1", "did you mean 'dirichlet'"),
         ("dirichlet", "needs its alpha"),
@@ -232,13 +232,13 @@ def test_parse(spec, expected):
         ("mnist_star:a/b", "mix"),
     ],
 )
-def test_bad_specs(spec, words):
-    with pytest.raises(UserError, match=words):
+def test_bad_specs(spec, message):
+    with pytest.raises(UserError, match=message):
         parse_partition(spec)
 
 
 @pytest.mark.parametrize(
-    "spec, clients, words",
+    "spec, clients, message",
     [
         ("iid", 101, "too many"),
         ("iid", 0, "at least 1"),
@@ -252,8 +252,8 @@ def test_bad_specs(spec, words):
         ("pathological:10", 60, "leaves client"),
     ],
 )
-def test_impossible_partitions(spec, clients, words):
-    with pytest.raises(UserError, match=words) as caught:
+def test_impossible_partitions(spec, clients, message):
+    with pytest.raises(UserError, match=message) as caught:
         partition(spec, np.arange(100) % 10, clients)
     assert "\n" not in str(caught.value)
 
@@ -283,7 +283,7 @@ def test_tables_that_do_not_fit_in_memory_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "spec, words",
+    "spec, message",
     [
         ("dirichlet:²", "finite number above 0"),
         ("dirichlet:0.1,tries=1000000", "at most 100000"),
@@ -294,8 +294,8 @@ def test_tables_that_do_not_fit_in_memory_are_refused(monkeypatch):
         ("no\nsuch", r"no\\nsuch"),
     ],
 )
-def test_hostile_specs(spec, words):
-    with pytest.raises(UserError, match=words) as caught:
+def test_hostile_specs(spec, message):
+    with pytest.raises(UserError, match=message) as caught:
         partition(spec, np.arange(100) % 10, clients=5)
     assert "\n" not in str(caught.value)
 

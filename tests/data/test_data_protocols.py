@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_sim.data import PROTOCOLS, Dataset, federate, load
-from fedjax_sim.data.protocols import stratified
+from fedjax_sim.data.protocols import PROTOCOLS, federate, stratified
+from fedjax_sim.data.sources import Dataset, load
 from fedjax_sim.errors import UserError
 
 
@@ -224,7 +224,7 @@ def test_description_and_fingerprint_of_a_federation(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change, words",
+    "change, message",
     [
         ({"val_fraction": -0.1}, "between 0 and 1"),
         ({"val_fraction": float("nan")}, "between 0 and 1"),
@@ -247,8 +247,8 @@ def test_description_and_fingerprint_of_a_federation(tmp_path):
         ({"partition": "iid", "clients": 500, "val_fraction": 0.99}, "keeps none for training"),
     ],
 )
-def test_errors(change, words):
-    with pytest.raises(UserError, match=words):
+def test_errors(change, message):
+    with pytest.raises(UserError, match=message):
         federate(**({"dataset": toy(), "clients": 10} | change))
 
 

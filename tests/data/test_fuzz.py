@@ -17,19 +17,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedjax_sim.data import (
-    DATASETS,
-    PARTITIONS,
-    PROTOCOLS,
-    Dataset,
-    Federation,
-    federate,
-    load,
-    memory,
-)
 from fedjax_sim.data import folder as folder_module
+from fedjax_sim.data import memory
+from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.folder import read_idx
-from fedjax_sim.data.partition import partition
+from fedjax_sim.data.partition import PARTITIONS, partition
+from fedjax_sim.data.protocols import PROTOCOLS, federate
+from fedjax_sim.data.sources import DATASETS, Dataset, load
 from fedjax_sim.errors import UserError
 
 COMMON = dict(deadline=None, suppress_health_check=list(HealthCheck))

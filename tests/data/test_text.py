@@ -38,14 +38,14 @@ def test_the_embedded_plays():
 
 
 def test_windows_are_the_text(tmp_path):
-    words = "".join(chr(97 + i % 26) for i in range(103))
-    (tmp_path / "ann.txt").write_text(words)
-    (tmp_path / "bob.txt").write_text(words.upper())
+    letters = "".join(chr(97 + i % 26) for i in range(103))
+    (tmp_path / "ann.txt").write_text(letters)
+    (tmp_path / "bob.txt").write_text(letters.upper())
     data = load(f"text:{tmp_path},window=10")
     x, y = np.concatenate([data.x_train, data.x_test]), np.concatenate([data.y_train, data.y_test])
     owner = data.extra["client"]
     mine = {"".join(data.vocabulary[t] for t in row) for row in x[owner == 0]}
-    assert {words[i : i + 10] for i in range(0, 100, 10)} <= mine and len(mine) == 11
+    assert {letters[i : i + 10] for i in range(0, 100, 10)} <= mine and len(mine) == 11
     assert ((y[:, :-1] == x[:, 1:]) | (y[:, 1:] < 0)).all()
     assert (y == -1).sum() == 2 * 8  # the end of each text
     assert len(data.x_test) == 4 and set(owner[len(data.x_train) :]) == {0, 1}
@@ -74,7 +74,7 @@ def test_a_play_and_a_table_say_the_same(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "options", "words"),
+    ("name", "text", "options", "message"),
     [
         ("a.txt", "no speeches here", "", "has no speeches"),
         ("a.txt", "ANN:\nshort", "", "no client has text for three windows of 64"),
@@ -85,10 +85,10 @@ def test_a_play_and_a_table_say_the_same(tmp_path):
         ("missing/b.txt", None, "", "there is no file or folder"),
     ],
 )
-def test_texts_that_do_not_fit(name, text, options, words, tmp_path):
+def test_texts_that_do_not_fit(name, text, options, message, tmp_path):
     if text is not None:
         (tmp_path / name).write_text(text)
-    with pytest.raises(fs.UserError, match=words):
+    with pytest.raises(fs.UserError, match=message):
         load(f"text:{tmp_path}/{name}{options}")
 
 
@@ -116,11 +116,11 @@ def test_methods_on_the_next_character(method):
 
 
 def test_on_the_command_line(tmp_path, capsys):
-    words = (
+    argv = (
         "run fedavg --dataset plays:window=16 --model lstm --set model.width=8 --rounds 1 --epochs"
         " 0.1 --devices 1 --chunk 1"
     )
-    assert main([*words.split(), "--participation", "3/18", "--dry-run"]) == 0
+    assert main([*argv.split(), "--participation", "3/18", "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert "fedavg on plays (column:client, 18 clients, 3 per round)" in printed
     assert (

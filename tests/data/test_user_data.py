@@ -13,13 +13,14 @@ from PIL import Image
 
 import fedjax_sim as fs
 from fedjax_sim import models
-from fedjax_sim.data import Dataset, federate, load
 from fedjax_sim.data.partition import partition
+from fedjax_sim.data.protocols import federate
+from fedjax_sim.data.sources import Dataset, load
 from fedjax_sim.errors import UserError
 
 
-def refused(words):
-    return pytest.raises(UserError, match=words)
+def refused(message):
+    return pytest.raises(UserError, match=message)
 
 
 # ---- one client per value ------------------------------------------------------------------------
@@ -62,13 +63,13 @@ def test_small_clients_of_a_column(caplog):
         [fed.client_rows(i, split) for i in (0, 1) for split in fed.rows]
     )
     y = np.zeros(41, int)
-    for spec, extra, words in (
+    for spec, extra, message in (
         ("column", {}, "needs its name"),
         ("column:where", {"who": column}, "no column 'where' for the partition; it has who"),
         ("column:who", {"who": np.zeros(41)}, "whole numbers or text"),
         ("column:who,min=99", {"who": column}, "no client has 99 examples; the largest has 20"),
     ):
-        with refused(words):
+        with refused(message):
             partition(spec, y, 3, 0, extra)
 
 
@@ -153,16 +154,16 @@ def test_a_number_of_a_client_is_no_feature(patients, caplog):
 def test_columns_are_named_in_a_sentence(patients, capsys):
     from fedjax_sim.cli.main import main
 
-    for options, words in (
+    for options, message in (
         ("label=outcom", "no column 'outcom'; it has user_id, dose"),
         ("", "one column called label or y, or label=NAME"),
         ("label=outcome,client=outcome", "'outcome' cannot be two things at once"),
         ("lable=outcome", "'lable'.*did you mean 'label'"),
     ):
-        with refused(words):
+        with refused(message):
             load(f"{patients}:{options}")
-    words = ["run", "fedavg", "--model", "mlp", "--dry-run", "--partition", "column:user_id"]
-    assert main([*words, "--dataset", f"{patients}:label=outcome"]) == 0
+    argv = ["run", "fedavg", "--model", "mlp", "--dry-run", "--partition", "column:user_id"]
+    assert main([*argv, "--dataset", f"{patients}:label=outcome"]) == 0
     assert (
         "columns of t: features: dose, ward; label: outcome; client: user_id\n"
         in capsys.readouterr().out
@@ -170,7 +171,7 @@ def test_columns_are_named_in_a_sentence(patients, capsys):
 
 
 @pytest.mark.parametrize(
-    "text, words",
+    "text, message",
     [
         ("", "no rows"),
         ("label,a\n", "no rows below its header"),
@@ -194,9 +195,9 @@ def test_columns_are_named_in_a_sentence(patients, capsys):
         ("label,a\n1,\ud800\n", "not a readable .csv"),
     ],
 )
-def test_bad_csv(text, words, tmp_path):
+def test_bad_csv(text, message, tmp_path):
     (tmp_path / "t.csv").write_bytes(text.encode("utf-8", "surrogatepass"))
-    with refused(words) as caught:
+    with refused(message) as caught:
         load(tmp_path / "t.csv")
     assert "\n" not in str(caught.value)
     with refused("no file"):
@@ -255,12 +256,12 @@ def test_folder_without_test_set_and_bad_folders(tmp_path, monkeypatch):
     )  # as tensorflow-datasets leaves it
     with refused("a.png' is not a readable picture"):
         load(f"folder:{tmp_path}")
-    for path, words in (
+    for path, message in (
         ("", "folder:FOLDER"),
         ("absent", "not a folder"),
         ("~nosuchuser", "not a path"),
     ):
-        with refused(words):
+        with refused(message):
             load(f"folder:{path}")
     (tmp_path / "empty").mkdir()
     with refused("no pictures"):

@@ -207,10 +207,8 @@ def test_bits_are_threefry(shape):
     from jax.extend.random import threefry_2x32
 
     high = jnp.full(shape, 7, jnp.uint32)
-    words = threefry_2x32(jax.random.key_data(key), jnp.concatenate([high, low]))
-    np.testing.assert_array_equal(
-        counter_bits(key, high, low), words[: shape[0]] ^ words[shape[0] :]
-    )
+    bits = threefry_2x32(jax.random.key_data(key), jnp.concatenate([high, low]))
+    np.testing.assert_array_equal(counter_bits(key, high, low), bits[: shape[0]] ^ bits[shape[0] :])
 
 
 # ---- divergence ----------------------------------------------------------------------------------

@@ -291,7 +291,7 @@ class Own(nn.Module):
 
 
 def test_refusals_are_a_sentence(monkeypatch):
-    for settings, words in (
+    for settings, message in (
         (
             dict(activations="bfloat16", dtype="float64"),
             "activations bfloat16 does not go with dtype float64",
@@ -303,7 +303,7 @@ def test_refusals_are_a_sentence(monkeypatch):
         (dict(activations="float16"), "allowed: auto, bfloat16, float32"),
         (dict(activations="bfloat16", model=Own()), "models known by name"),
     ):
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=message):
             fs.run("fedavg", **{"rounds": 1, **settings})
     with pytest.raises(UserError, match="float16 do not go with float32 weights"):
         build("mlp", (2, 2, 1), 3, activations="float16")

@@ -167,7 +167,7 @@ def test_mistakes_are_sentences(text, says):
 
 
 def test_fixed_cohorts_are_not_chosen_from(capsys):
-    words = ["--transform", "power_of_choice:losses=now"]
+    argv = ["--transform", "power_of_choice:losses=now"]
     assert "asks for a common model, and 'local' has none" in refused(
-        capsys, "run", "local", *SMALL, *words
+        capsys, "run", "local", *SMALL, *argv
     )

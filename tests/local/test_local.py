@@ -1,4 +1,5 @@
-"""Local training of ONE client: what it sees, how far it goes, what stands still, what it keeps.
+"""Local training of ONE client: which rows it uses, how many steps it makes, what is frozen, what
+it keeps.
 
 Expected values come from NumPy and closed forms. The model is the smallest mlp: what is tested is
 the loop.

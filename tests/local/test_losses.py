@@ -324,7 +324,7 @@ def test_defaults_follow_the_data_set():
 
 
 @pytest.mark.parametrize(
-    "call,words",
+    "call,message",
     [
         (
             lambda: losses.make_loss("fokal", 3),
@@ -346,7 +346,7 @@ def test_defaults_follow_the_data_set():
         ),
     ],
 )
-def test_mistakes_are_named(call, words):
+def test_mistakes_are_named(call, message):
     with pytest.raises(UserError) as caught:
         call()
-    assert words in str(caught.value)
+    assert message in str(caught.value)

@@ -93,7 +93,7 @@ def test_counts_of_what_clients_have():
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "task", "words"),
+    ("x", "y", "task", "message"),
     [
         (np.zeros((4, 3)), np.array([0, 1, 2, 0.5]), "classification", "vector of integer labels"),
         (np.zeros((4, 3)), np.array([[0, 2]] * 4), "", "0 or 1 for every label, but row 0 has 2"),
@@ -104,8 +104,8 @@ def test_counts_of_what_clients_have():
         (np.zeros((4, 3), int), np.zeros((4, 3)), "sequence", "y must be tokens"),
     ],
 )
-def test_arrays_that_do_not_fit(x, y, task, words):
-    with pytest.raises(fs.UserError, match=words):
+def test_arrays_that_do_not_fit(x, y, task, message):
+    with pytest.raises(fs.UserError, match=message):
         fs.Federation.from_arrays(x, y, {"train": [[0], [1]]}, test=[2, 3], task=task)
 
 
@@ -332,7 +332,7 @@ def test_agents_that_see_a_confusion_say_so(method, task):
 
 
 @pytest.mark.parametrize(
-    ("task", "options", "words"),
+    ("task", "options", "message"),
     [
         (
             "regression",
@@ -355,8 +355,8 @@ def test_agents_that_see_a_confusion_say_so(method, task):
         ("regression", dict(loss=3), "neither a name nor a function"),
     ],
 )
-def test_what_does_not_fit_a_task(task, options, words):
-    with pytest.raises(fs.UserError, match=words):
+def test_what_does_not_fit_a_task(task, options, message):
+    with pytest.raises(fs.UserError, match=message):
         fs.run("fedavg", federation(task), **{**HOW, **MODELS[task], **options})
 
 
@@ -416,7 +416,7 @@ def test_a_csv_with_a_target_of_regression(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         (":label=nothing", "has no column 'nothing' .label."),
         ("", "needs label=COLUMN"),
@@ -425,17 +425,17 @@ def test_a_csv_with_a_target_of_regression(tmp_path):
         (":labels=rain", "unknown option"),
     ],
 )
-def test_tables_that_do_not_fit(options, words, tmp_path):
+def test_tables_that_do_not_fit(options, message, tmp_path):
     pytest.importorskip("pyarrow")
     frame().to_parquet(tmp_path / "t.parquet")
-    with pytest.raises(fs.UserError, match=words):
+    with pytest.raises(fs.UserError, match=message):
         fs.federate(f"{tmp_path}/t.parquet{options}")
 
 
 def test_a_task_by_name_on_the_command_line(tmp_path, capsys):
     table = frame()[["a", "b", "rain"]].rename(columns={"rain": "y"})
     table.to_csv(tmp_path / "t.csv", index=False)
-    words = [
+    argv = [
         "run",
         "fedavg",
         "--dataset",
@@ -448,5 +448,5 @@ def test_a_task_by_name_on_the_command_line(tmp_path, capsys):
         "linear",
     ]
     more = ["--rounds", "1", "--devices", "1", "--chunk", "1", "--dry-run"]
-    assert main([*words, "--task", "regression", *more]) == 0
+    assert main([*argv, "--task", "regression", *more]) == 0
     assert "task: regression, 1x1x2 in, 1 out, loss mse" in capsys.readouterr().out

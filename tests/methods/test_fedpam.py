@@ -401,13 +401,13 @@ def test_own_batch_statistics():
         (
             {"m": -3},
             (
-                r"m=-3 is no width of features; allowed: 0 \(the model's own\), or a whole number"
-                r" to 32768"
+                r"m=-3 is not a width of features; allowed: 0 \(the model's own\), or a whole"
+                r" number to 32768"
             ),
         ),
         ({"m": 2.5}, "fedpam.m '2.5' is not a whole number"),
         ({"m": math.nan}, "fedpam.m 'nan' is not a whole number"),
-        ({"m": 10**6}, "m=1000000 is no width"),
+        ({"m": 10**6}, "m=1000000 is not a width"),
         ({"m": "wide"}, "fedpam.m 'wide' is not a whole number"),
         (
             {"variant": "pcls"},

@@ -421,7 +421,8 @@ def test_oracle_takes_the_candidate_with_the_lowest_validation_loss():
 
 @pytest.mark.parametrize("agent", ["random"])
 def test_every_agent_gives_a_plan(agent):
-    """Orders only, which is cheap to compile; that agents learn is tested where they live."""
+    """The round plan only, which is cheap to compile; that agents learn is tested where they
+    live."""
     sim = simulation("fedpolicy", agent=agent)
     round_plan = jax.jit(sim.plan_round)(*start(sim))
     assert set(np.asarray(round_plan.actions).tolist()) <= {0, 1, 2} and np.asarray(
@@ -438,7 +439,7 @@ def test_agent_options_arrive():
 
 
 @pytest.mark.parametrize(
-    "options, words",
+    "options, message",
     [
         ({"agent": "sca"}, "unknown agent of fedpolicy 'sca'"),
         ({"state": "al"}, "unknown state of fedpolicy 'al'"),
@@ -459,8 +460,8 @@ def test_agent_options_arrive():
         ({"agent.gamma": "2"}, "agent 'sac': gamma must lie between 0 and 1"),
     ],
 )
-def test_bad_input(options, words):
-    with pytest.raises(UserError, match=words):
+def test_bad_input(options, message):
+    with pytest.raises(UserError, match=message):
         simulation("fedpolicy", **options)
 
 

@@ -73,13 +73,13 @@ def test_no_rule_is_full_and_places_do_not_matter():
 
 
 @pytest.mark.parametrize(
-    "options, words",
+    "options, message",
     [
         (dict(agent="rule"), "needs a rule"),
         (dict(rule="keep_hed: size<3"), "'keep_hed'.*keep_head"),
         (dict(rule="keep_head: sise<3"), "'sise'.*size"),
-        (dict(rule="keep_head: size"), "'size' of keep_head is no condition"),
-        (dict(rule="keep_head:"), "is no condition"),
+        (dict(rule="keep_head: size"), "'size' of keep_head is not a condition"),
+        (dict(rule="keep_head:"), "is not a condition"),
         (dict(rule="keep_head: size<few"), "size< 'few' is not a number"),
         (dict(rule="keep_head; discount: -1"), "discount -1 is not allowed"),
         (dict(rule="keep_head; discount"), "discount '' is not a number"),
@@ -90,8 +90,8 @@ def test_no_rule_is_full_and_places_do_not_matter():
         (dict(send="some"), "send.*all, taken"),
     ],
 )
-def test_bad_input(options, words):
-    with pytest.raises(UserError, match=words):
+def test_bad_input(options, message):
+    with pytest.raises(UserError, match=message):
         make_method("fedpolicy", **options)
 
 

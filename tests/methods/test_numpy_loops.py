@@ -259,8 +259,7 @@ def test_three_rounds_in_single_precision(method):
 
 @pytest.mark.parametrize(("method", "chunk"), [("scaffold", COHORT), ("ditto", 1)])
 def test_who_does_not_report_changes_nothing(method, chunk):
-    """Everybody fails: the whole State stands still but for the round. One fails: its own row
-    stands still, exactly."""
+    """All fail: only the round of the State changes. One fails: exactly its own row stays."""
     sim, start = engine(method, 2.0, jnp.float32, chunk)
     before = jax.tree.map(np.asarray, start())
     after, _, _ = sim.run(start(), sim.data._replace(dropout=np.float32(1)), jnp.int32(ROUNDS))
@@ -278,7 +277,7 @@ def test_who_does_not_report_changes_nothing(method, chunk):
 
 
 def test_local_only_is_everybody_for_himself():
-    """`local`: a sampled client goes on from its own model; nobody else's reaches it."""
+    """`local`: a sampled client continues from its own model; no other model reaches it."""
     fed = federation()
     images = ((np.asarray(fed.x, np.float64) / 255 - fed.mean) / fed.std).reshape(len(fed.x), -1)
     own = [initial() for _ in SIZES]

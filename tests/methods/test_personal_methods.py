@@ -48,7 +48,7 @@ def test_without_its_mixture_is_fedavg(name, options, personal):
 
 @functools.cache
 def skewed() -> Federation:
-    """The tiny federation with two of three classes per client, told apart by a pattern; same
+    """The tiny federation with two of three classes per client, which differ by a pattern; same
     shapes, so same programs."""
     fed, rng = tiny.federation(), np.random.default_rng(5)
     y = np.array(fed.y)

@@ -30,7 +30,8 @@ SMALL = {"side": 4, "embedding": 6, "agent.batch": 4, "agent.capacity": 64, "hea
 
 
 def forced(method, weights):
-    """The method with an agent that always says weights(observation) [m+1], and learns nothing."""
+    """The method with an agent that always chooses weights(observation) [m+1], and learns
+    nothing."""
     from agents.types import Agent, Info
 
     class Saying(Agent):
@@ -116,7 +117,7 @@ COMPILED: dict = {}
 
 
 def announced(sim):
-    """Compiled once: (state, data) -> (orders, the mixture of every participant [M, …])."""
+    """Compiled once: (state, data) -> (round plan, the mixture of every participant [M, …])."""
 
     def both(state, data):
         round_plan = sim.plan_round(state, data)
@@ -374,6 +375,7 @@ def test_second_model_moves_when_the_agent_has_learned():
             assert bodies[took_part].all()
 
 
+@pytest.mark.full
 def test_a_pretrained_agent_is_fine_tuned(tmp_path, capsys):
     """train writes a run directory; run takes agent and encoder over and says what is missing."""
     common = (
@@ -389,15 +391,15 @@ def test_a_pretrained_agent_is_fine_tuned(tmp_path, capsys):
         " pfedrlla.agent.capacity=64"
     )
     first, second = tmp_path / "first", tmp_path / "second"
-    words = f"train pfedrlla --rounds 4 --set pfedrlla.random_rounds=2 --out {first} {common}"
-    assert main(words.split()) == 0
+    argv = f"train pfedrlla --rounds 4 --set pfedrlla.random_rounds=2 --out {first} {common}"
+    assert main(argv.split()) == 0
     parts = "agent.learner,agent.rounds,server.encoder,server.frame"
     assert f"--start-from {first}:{parts}" in capsys.readouterr().out
-    words = (
+    argv = (
         f"run pfedrlla --rounds 2 --set pfedrlla.random_rounds=2 --out {second} {common}"
         f" --start-from {first}"
     )
-    assert main([*words.split()[:-1], f"{first}:{parts}"]) == 0
+    assert main([*argv.split()[:-1], f"{first}:{parts}"]) == 0
     from fedjax_sim.api import resume
 
     result = resume(second, 3)
@@ -408,7 +410,7 @@ def test_a_pretrained_agent_is_fine_tuned(tmp_path, capsys):
         assert (
             main(
                 [
-                    *words.replace(str(second), str(tmp_path / "third")).split()[:-1],
+                    *argv.replace(str(second), str(tmp_path / "third")).split()[:-1],
                     f"{first}:{wrong}",
                 ]
             )
@@ -424,7 +426,7 @@ def test_a_pretrained_agent_is_fine_tuned(tmp_path, capsys):
 
 
 def test_mistakes_are_sentences():
-    for options, words in (
+    for options, message in (
         ({"regime": "warm"}, "unknown regime of pfedrlla"),
         ({"head": "size"}, "unknown head of pfedrlla"),
         ({"beta3": -1.0}, "beta3=-1 is not allowed"),
@@ -433,7 +435,7 @@ def test_mistakes_are_sentences():
         ({"agent.hue": 3}, "option of agent 'ddpg'"),
         ({"head": "weighted", "beta1": 2.0}, "pfedrlla.beta1 is the agent's"),
     ):
-        with pytest.raises(UserError, match=words.replace("(", r"\(")):
+        with pytest.raises(UserError, match=message.replace("(", r"\(")):
             make_method("pfedrlla", **options)
     fed = tiny.federation()
     without = dataclasses.replace(fed, rows={k: v for k, v in fed.rows.items() if k != "val"})
@@ -448,6 +450,7 @@ def test_mistakes_are_sentences():
 
 
 # ---- layouts -------------------------------------------------------------------------------------
+@pytest.mark.full
 def test_two_devices_and_clients_on_the_host_give_the_same(moved):
     """The same uploads to 1e-5 on two devices; `--state-on host` the same States; a round reads m
     rows, not all."""
@@ -473,6 +476,7 @@ def test_two_devices_and_clients_on_the_host_give_the_same(moved):
     assert {a.shape[0] for a in jax.tree.leaves(announced(sim)(near, data)[0].peers)} == {M}
 
 
+@pytest.mark.full
 def test_devices_share_out_the_decoder(monkeypatch):
     """Half of its columns each, round after round, and the same encoder as on one device; another
     one is whole on both."""

@@ -50,7 +50,8 @@ def test_the_number_of_peers_is_free(rule):
 
 
 def test_pairs_are_trained_with_some_peers_and_used_with_others():
-    """θ of a run with 4 participants goes on, frozen, in one with 3; untrained it is similarity."""
+    """θ of a run with 4 participants continues, frozen, in one with 3; untrained it is
+    similarity."""
     options = dict(head="pairs", head_layers="last")
     sim = simulation(make_method("pfedrlla", **options))
     state, data = start(sim)

@@ -45,7 +45,8 @@ def test_rules_sum_to_one(name):
 
 # ---- rules that look at labels and models --------------------------------------------------------
 def after_two(**options):
-    """(sim, state, data, orders, mixtures) with the third of the previous participants missing."""
+    """(sim, state, data, round plan, mixtures) with the third of the previous participants
+    missing."""
     sim = simulation(make_method("pfedrlla", head_layers="last", **options))
     state, data = start(sim)
     for _ in range(2):
@@ -142,13 +143,13 @@ def test_gradient_is_mirror_descent_on_validation_rows():
 
 
 def test_mistakes_in_rules_are_sentences():
-    for options, words in (
+    for options, message in (
         ({"head": "even:2"}, "unknown head of pfedrlla 'even:2'"),
         ({"body": "gradient"}, "unknown body of pfedrlla"),
         ({"head": "similarity:hot"}, "p of head=similarity:p 'hot' is not a number"),
         ({"head": "pairs", "body": "agent"}, "learns by itself and body=agent asks an agent"),
-        ({"head": "even", "pair_rate": 0.1}, "pair_rate says nothing with head=even"),
+        ({"head": "even", "pair_rate": 0.1}, "pair_rate has no effect with head=even"),
         ({"head": "gradient:2.5"}, "p of gradient:p is a whole number, 0 to 10000"),
     ):
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=message):
             make_method("pfedrlla", **options)

@@ -279,7 +279,7 @@ def test_round_scope_shares_the_sum_of_those_who_reported():
     ],
 )
 def test_single_controls_drop_the_other_budget(control, width, actions, action, epochs, reward):
-    """Who affords half an epoch and one layer is told three layers and 1 epoch, or the run's 2
+    """A client whose budgets are half an epoch and one layer gets three layers and 1 epoch, or 2
     where not steered."""
     env = dataclasses.replace(default().env, fed=tiny.federation())
     method = make_method("qbandit", control=control, budgets=((0.5, 1),) * N)
@@ -384,7 +384,7 @@ def test_personal_model_is_composed_of_server_and_own_layers():
 
 
 def six_layers(policy, clip=False, **more):
-    """The orders of a policy for all 36 actions and the ten clients of Table 1: (epochs, layers)
+    """The plans of a policy for all 36 actions and the ten clients of Table 1: (epochs, layers)
     [36, 10]."""
     env = dataclasses.replace(
         default().env,
@@ -511,9 +511,9 @@ def write(folder, text):
         ({"menu": "1,x"}, "'x' is not a number"),
         (
             {"menu": "1,2", "control": "layers"},
-            "menu says nothing with agent=q_bandit and control=layers",
+            "menu has no effect with agent=q_bandit and control=layers",
         ),
-        ({"depths": "1x2", "agent": "full"}, "depths says nothing with agent=full"),
+        ({"depths": "1x2", "agent": "full"}, "depths has no effect with agent=full"),
         ({"control": "all"}, "control of qbandit"),
         ({"scope": "all"}, "scope of qbandit"),
         ({"accuracy": "test"}, "accuracy of qbandit"),

@@ -138,10 +138,10 @@ class TwoInputs(nn.Module):
 @pytest.mark.parametrize(
     ("module", "sentence"),
     [
-        (Soft(), "does something behind its last layer 'head'"),
+        (Soft(), "computes something after its last layer 'head'"),
         (ConvLast(), "the last layer 'Conv_0' of module 'ConvLast' is Conv, not a Dense layer"),
         (Bare(), "parameter 'extra' stands directly in module 'Bare'"),
-        (TwoInputs(), "its __call__ wants other"),
+        (TwoInputs(), "its __call__ needs other"),
         (Net(outputs=2), "module 'Net' has 2 outputs, but the data have 3 classes"),
         (nn.Sequential([nn.Conv(4, (9, 9), padding="VALID"), nn.Dense(3)]), "module 'Sequential'"),
         (object(), "not a name and not a Model"),

@@ -193,10 +193,10 @@ def softmax_behind():
 
 
 @pytest.mark.parametrize(
-    ("model", "words"),
+    ("model", "message"),
     [
         (lambda: WithDropout(nnx.Rngs(0)), "keeps more than parameters"),
-        (softmax_behind, "does something behind its last layer"),
+        (softmax_behind, "computes something after its last layer"),
         (
             lambda: (lambda key: {"head": {"w": jnp.zeros((6, 3)), "c": jnp.zeros(2)}}, pair()[1]),
             "cannot be applied",
@@ -205,8 +205,8 @@ def softmax_behind():
         (lambda: 3, "or a pair of functions"),
     ],
 )
-def test_models_that_do_not_fit(model, words):
-    with pytest.raises(fs.UserError, match=words):
+def test_models_that_do_not_fit(model, message):
+    with pytest.raises(fs.UserError, match=message):
         set_up("fedavg", images(), model=model(), **HOW)
 
 

@@ -169,17 +169,17 @@ def commands_in(page: pathlib.Path) -> list[list[str]]:
         if line.startswith("fedjax-sim ") and not {"…", "METHOD", "["} & {*line, *line.split()}
     ]
     return [
-        words
+        argv
         for line in mentions
-        if not {"--help", "--version"} & set(words := shlex.split(line, comments=True)[1:])
+        if not {"--help", "--version"} & set(argv := shlex.split(line, comments=True)[1:])
     ]
 
 
 def test_documented_commands_parse():
     assert len(commands_in(ROOT / "README.md")) >= 9
     for page in PAGES:
-        for words in commands_in(page):
-            make_parser().parse_args(words)
+        for argv in commands_in(page):
+            make_parser().parse_args(argv)
 
 
 @pytest.mark.slow
@@ -191,19 +191,19 @@ def test_readme_commands_run(tmp_path):
     clean = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {
         "PYTHONPATH": str(ROOT)
     }
-    for words in commands_in(ROOT / "README.md"):
-        if "--data-dir" in words:
+    for argv in commands_in(ROOT / "README.md"):
+        if "--data-dir" in argv:
             if not data:
                 continue
-            words = [*(data if word == "DATA" else word for word in words), "--rounds", "2"]
+            argv = [*(data if word == "DATA" else word for word in argv), "--rounds", "2"]
         done = subprocess.run(
-            [sys.executable, "-m", "fedjax_sim", *words],
+            [sys.executable, "-m", "fedjax_sim", *argv],
             cwd=tmp_path,
             env=clean,
             capture_output=True,
             text=True,
         )
-        assert done.returncode == 0, (words, done.stderr[-500:])
+        assert done.returncode == 0, (argv, done.stderr[-500:])
 
 
 def test_generated_pages_are_up_to_date():

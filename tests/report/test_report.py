@@ -31,7 +31,7 @@ def drawn(tmp_path_factory) -> tuple[pathlib.Path, list[str]]:
     write_comparison(root / "runs", betas=("0.3",))
     write_run(root / "runs" / "hostile", HOSTILE, best=0.5, ended=False, budgets=True)
     (root / "runs" / "profiled").mkdir()
-    seconds = dict(orders=0.01, local=1.0, aggregation=0.02, controller=0.0, evaluation=0.3)
+    seconds = dict(plan=0.01, local=1.0, aggregation=0.02, controller=0.0, evaluation=0.3)
     profile = {"method": "fedavg", "seconds": seconds}
     (root / "runs" / "profiled" / "profile.json").write_text(
         json.dumps(profile | {"checksum": checksum(profile)})
@@ -182,7 +182,7 @@ def test_an_unfinished_run_is_never_the_best(tmp_path):
     write_run(tmp_path / "a", "fedavg", best=0.6)
     write_run(tmp_path / "b", "fedprox", best=0.5)
     write_run(tmp_path / "c", "fedntd", best=0.9, rounds=8, ended=False)
-    head, rows = tables.written(grouped(load_runs([tmp_path])), "±", "<{}>")
+    head, rows = tables.written(grouped(load_runs([tmp_path])), "<{}>")
     by_name = {row[0]: row for row in rows}
     assert not any(cell.startswith("<") for cell in by_name["fedntd (not ended)"])
     assert by_name["fedavg"][head.index("best (%)")].startswith("<")
@@ -191,7 +191,7 @@ def test_an_unfinished_run_is_never_the_best(tmp_path):
     shutil.rmtree(tmp_path / "b")  # nothing that has ended is left to be better than
     assert not any(
         "<" in cell
-        for row in tables.written(grouped(load_runs([tmp_path])), "±", "<{}>")[1]
+        for row in tables.written(grouped(load_runs([tmp_path])), "<{}>")[1]
         for cell in row
     )
 
@@ -212,7 +212,7 @@ def test_no_figure_and_never_reached_are_two_signs(tmp_path):
     for name in ("b", "c"):
         sign(tmp_path / name)
     groups = grouped(load_runs([tmp_path]))
-    head, rows = tables.written(groups, "±", "{}")
+    head, rows = tables.written(groups, "{}")
     cells = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
     assert cells["local"]["best (%)"] == "–" and cells["local"]["rounds to 70 %"] == "×"
     assert (
@@ -242,15 +242,15 @@ def test_lines_differ_beside_colours():
     assert len({str(one) for one in values}) == 40
 
 
-@pytest.mark.parametrize("words, titled", [([], True), (["--no-titles"], False)])
-def test_titles_are_optional(tmp_path, monkeypatch, words, titled):
+@pytest.mark.parametrize("argv, titled", [([], True), (["--no-titles"], False)])
+def test_titles_are_optional(tmp_path, monkeypatch, argv, titled):
     seen = []
     real = style.save
     monkeypatch.setattr(
         style, "save", lambda plt, figure, path: seen.append(figure) or real(plt, figure, path)
     )
     folder = write_run(tmp_path / "a", "fedpolicy", rounds=3, actions=(0.5, 0.4, 0.1))
-    assert main(["report", str(folder), "--out", str(tmp_path / "out"), *words]) == 0
+    assert main(["report", str(folder), "--out", str(tmp_path / "out"), *argv]) == 0
     titles = [
         axis.get_title()
         for figure in seen
@@ -294,6 +294,18 @@ def test_every_figure_is_drawn_in_two_formats(drawn):
             ), name
         assert (out / f"{name}.pdf").read_bytes().startswith(b"%PDF")
     assert len(said) == 1
+
+
+def test_a_profile_of_version_0_2_is_read(tmp_path):
+    """There the stage `plan` is called `orders`."""
+    from fedjax_sim.report.costs import read_profiles
+
+    seconds = dict(orders=0.5, local=1.0, aggregation=0.02, controller=0.0, evaluation=0.3)
+    profile = {"method": "fedavg", "seconds": seconds}
+    text = json.dumps(profile | {"checksum": checksum(profile)})
+    (tmp_path / "profile.json").write_text(text)
+    (found,) = read_profiles([tmp_path])
+    assert found["seconds"]["plan"] == 0.5 and found["seconds"]["local"] == 1.0
 
 
 def test_what_has_no_data_is_not_drawn(tmp_path):

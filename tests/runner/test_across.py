@@ -49,6 +49,15 @@ def test_federations_are_functions_of_their_number():
     assert len(used) == len(np.unique(used))  # no row twice: nothing leaks into a test
 
 
+def test_generations_share_a_program():
+    """Federations of one distribution have one shape; or every generation would be compiled."""
+    over, search = evolve.parse(OVER)
+    problem = evolve.Problem(over, CONFIG, Length(4, last=search.last))
+    sim = problem.simulation()
+    drawn = [problem.draws(sim, evolve.TRAINING, 3 * i, 3).draw for i in range(4)]
+    assert len({tuple(np.shape(a) for a in jax.tree.leaves(draw)) for draw in drawn}) == 1
+
+
 def test_words_that_are_refused():
     for text, said in (
         ("clients:0..5", "clients '0..5'"),

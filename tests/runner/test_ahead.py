@@ -21,7 +21,7 @@ from fedjax_sim.runner.prepare import load_federation
 
 __all__ = ["empty_folder"]  # used by every test
 
-FORETOLD = [*SMALL, "--dry-run", "--device", "v5e"]
+DRY_RUN = [*SMALL, "--dry-run", "--device", "v5e"]
 libtpu = pytest.mark.skipif(
     not accelerators.installed("tpu"), reason="the extra [aot] is not installed"
 )
@@ -40,7 +40,7 @@ def stand_in(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "words, sentence",
+    "argv, sentence",
     [
         (
             ["--dry-run", "--device", "v9"],
@@ -65,9 +65,9 @@ def stand_in(monkeypatch):
         ),
     ],
 )
-def test_refused_in_one_sentence(words, sentence, capsys, stand_in):
+def test_refused_in_one_sentence(argv, sentence, capsys, stand_in):
     without = [w for i, w in enumerate(SMALL) if "--devices" not in (w, SMALL[i - 1])]
-    assert sentence in refused(capsys, "run", "fedavg", *without, *words)
+    assert sentence in refused(capsys, "run", "fedavg", *without, *argv)
 
 
 @pytest.mark.parametrize("name, title", [("v5e", "TPU v5e"), ("h100", "NVIDIA H100 SXM")])
@@ -143,10 +143,10 @@ def test_arguments_are_what_the_run_holds(stand_in, state_on, rows):
     program, arguments = ahead.rounds_of(setup, stand_in("v5e"))
     state = setup.first_state()
     like = lambda tree: jax.tree.map(lambda a: (np.shape(a), str(np.asarray(a).dtype)), tree)
-    foretold = jax.tree.map(lambda a: (a.shape, str(a.dtype)), arguments[0])
+    expected = jax.tree.map(lambda a: (a.shape, str(a.dtype)), arguments[0])
     if state_on == "host":
         state = state._replace(clients=jax.tree.map(lambda a: a[:rows], state.clients))
-    assert like(state) == foretold
+    assert like(state) == expected
     assert {a.shape[0] for a in jax.tree.leaves(arguments[0].clients)} == {rows}
     assert jax.eval_shape(program, *arguments)[0].t.dtype == np.int32
 
@@ -200,15 +200,15 @@ def test_does_not_fit(stand_in, monkeypatch):
 
 
 def test_the_command_says_it(stand_in, capsys):
-    assert main(["run", "scaffold", *FORETOLD]) == 0
+    assert main(["run", "scaffold", *DRY_RUN]) == 0
     out = capsys.readouterr().out
     assert "\n  fits TPU v5e: " in out and "of 16.9114 GB (arguments" in out
-    assert main(["compare", "fedavg", "scaffold", *FORETOLD, "--json"]) == 0
+    assert main(["compare", "fedavg", "scaffold", *DRY_RUN, "--json"]) == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [
         (one["method"], one["on_device"]["device"], one["on_device"]["fits"]) for one in events
     ] == [("fedavg", "v5e", True), ("scaffold", "v5e", True)]
-    profiled = [word for word in FORETOLD if word != "--quiet"]
+    profiled = [word for word in DRY_RUN if word != "--quiet"]
     assert main(["profile", "fedavg", *profiled]) == 0
     assert "\n  fits TPU v5e: " in capsys.readouterr().out
 
@@ -216,5 +216,5 @@ def test_the_command_says_it(stand_in, capsys):
 @libtpu
 def test_a_real_compiler(capsys):
     accelerators.target_device.cache_clear()
-    assert main(["run", "scaffold", *FORETOLD]) == 0
+    assert main(["run", "scaffold", *DRY_RUN]) == 0
     assert "\n  fits TPU v5e: " in capsys.readouterr().out

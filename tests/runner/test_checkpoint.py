@@ -82,8 +82,8 @@ def test_two_leaves_of_one_name_are_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["scaffold", "random"])
 def test_a_method_s_whole_state(tmp_path, name):
-    """After rounds, with client banks, resident models and server state; the restored State goes on
-    to the same bits."""
+    """After rounds, with client banks, resident models and server state; the restored State
+    continues to the same bits."""
     sim = simulation(name)
     state, data = start(sim)
     state, *_ = sim.run(state, data, jnp.int32(2))

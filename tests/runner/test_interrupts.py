@@ -118,7 +118,7 @@ jax.stages.Lowered.compile = compile
 
 
 def interrupted_in_compiler(
-    words: list[str], program: int, number: int, folder: pathlib.Path
+    argv: list[str], program: int, number: int, folder: pathlib.Path
 ) -> tuple[int, str]:
     """(exit code, standard error) of a command that gets one signal while it compiles; 240 s guard
     against a hang."""
@@ -127,7 +127,7 @@ def interrupted_in_compiler(
     pipes = dict(
         env=ENVIRONMENT, cwd=folder, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
-    process = subprocess.Popen([sys.executable, "-c", code, *words], **pipes)
+    process = subprocess.Popen([sys.executable, "-c", code, *argv], **pipes)
     try:
         wait_for(process, (folder / "compiling").exists)
         process.send_signal(number)
@@ -152,7 +152,7 @@ def test_a_signal_ends_a_compilation(tmp_path, number, code, monkeypatch):
     assert main(command if number == signal.SIGINT else ["resume", "run", "--quiet"]) == 0
     for name in ("metrics.csv", "rounds.csv"):
         assert pathlib.Path("run", name).read_text() == pathlib.Path("whole", name).read_text()
-    if number == signal.SIGTERM:  # gone on with, from a checkpoint
+    if number == signal.SIGTERM:  # resumed, from a checkpoint
         ended, err = interrupted_in_compiler(
             ["resume", "run", "--rounds", "4", "--quiet"], 1, number, tmp_path
         )
@@ -170,11 +170,11 @@ def test_a_signal_ends_a_compilation(tmp_path, number, code, monkeypatch):
 def test_what_is_printed_goes_on_with_everything(tmp_path, command, monkeypatch):
     """In the second of several runs: not with that run alone."""
     monkeypatch.chdir(tmp_path)
-    words = [*command, *TINY[2:], "--rounds", "2", "--shuffle", "off"]
+    argv = [*command, *TINY[2:], "--rounds", "2", "--shuffle", "off"]
     if command[0] == "run":  # one program for all seeds: interrupted in the first
-        ended, err = interrupted_in_compiler(words, 1, signal.SIGINT, tmp_path)
+        ended, err = interrupted_in_compiler(argv, 1, signal.SIGINT, tmp_path)
     else:
-        ended, err = interrupted_in_compiler(words, 2, signal.SIGINT, tmp_path)
+        ended, err = interrupted_in_compiler(argv, 2, signal.SIGINT, tmp_path)
     assert ended == 130, err
     said = shlex.split(err.strip().splitlines()[-1].partition("continue with: ")[2])
     assert said[:2] == ["fedjax-sim", command[0]] and said[-2] == "--out", err

@@ -1,5 +1,5 @@
-"""What a run was made of stands in its configuration: data, method, model, weights, cohorts; other
-ones are refused."""
+"""The configuration of a run identifies its data, method, model, weights and cohorts; others are
+refused."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class OwnProx(FedProx):
 
 
 def test_a_method_with_a_name_is_a_run_by_that_name(tmp_path):
-    """Given as an object: the same configuration, so that it goes on and is exported without it."""
+    """Given as an object: the same configuration, so that it is resumed and exported without it."""
     import fedjax_sim as fs
     from agents import SAC
 
@@ -248,7 +248,7 @@ def test_precision_of_models():
 
 
 @pytest.mark.parametrize(
-    "cohorts, more, words",
+    "cohorts, more, message",
     [
         ([[0, 9]], {}, "cohort 0 names client 9; allowed: 0 to 5"),
         ([[0, 1], [-1, 2]], {}, "cohort 1 names client -1"),
@@ -265,9 +265,9 @@ def test_precision_of_models():
         (7, {}, "cohorts must list the ids"),
     ],
 )
-def test_cohorts_are_checked(cohorts, more, words):
+def test_cohorts_are_checked(cohorts, more, message):
     refused(
-        lambda: run("fedavg", tiny.federation(), cohorts=cohorts, rounds=1, **ONE, **more), words
+        lambda: run("fedavg", tiny.federation(), cohorts=cohorts, rounds=1, **ONE, **more), message
     )
 
 

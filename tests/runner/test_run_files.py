@@ -292,7 +292,7 @@ def test_a_disk_that_is_really_full(small_disk, size, capfd):
     """Whatever was being written, and whoever wrote it: the cause in one sentence, no traceback
     from anybody's threads."""
     place = small_disk(size)
-    words = [
+    argv = [
         "run",
         "fedavg",
         "--model",
@@ -304,7 +304,7 @@ def test_a_disk_that_is_really_full(small_disk, size, capfd):
         "--participation",
         "0.5",
     ]
-    words += [
+    argv += [
         "--epochs",
         "1",
         "--devices",
@@ -317,7 +317,7 @@ def test_a_disk_that_is_really_full(small_disk, size, capfd):
         "2",
         "--quiet",
     ]
-    assert main([*words, "--out", str(place / "run")]) == 2
+    assert main([*argv, "--out", str(place / "run")]) == 2
     err = capfd.readouterr().err
     assert (
         err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Who is told while a run runs: progress, JSON lines, TensorBoard, Weights & Biases, a callback."""
+"""Sinks of a run: progress, JSON lines, TensorBoard, Weights & Biases, a callback."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_tensorboard_files_hold_every_number(ran):
 
 
 def test_a_resume_leaves_the_events_before_it(ran, tmp_path):
-    """Byte for byte; its own rounds stand in a file beside them."""
+    """Byte for byte; its own rounds are in a file beside them."""
     _, _, result, _ = ran
     copy = pathlib.Path(shutil.copytree(result.out, tmp_path / "run"))
     before = {file.name: file.read_bytes() for file in (copy / "tensorboard").iterdir()}

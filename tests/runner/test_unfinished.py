@@ -211,7 +211,7 @@ def without_clock(out: pathlib.Path) -> str:
     "method, more", [("fedavg", {}), ("fedavg_ft", dict(personal_every=2)), ("local", {})]
 )
 def test_the_summary_is_the_same_after_a_resume(tmp_path, method, more):
-    """Killed after round 4 of 5 and gone on, or lost and made again: every figure to the last bit,
+    """Killed after round 4 of 5 and resumed, or lost and run again: every figure to the last bit,
     but for the clock's."""
     options = OPTIONS | dict(rounds=5, eval_every=1, checkpoint_every=2, metrics=("recall",)) | more
     evaluate = dict(evaluations=("personal",)) if method == "local" else {}

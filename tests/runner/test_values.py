@@ -59,8 +59,8 @@ def test_another_process_finds_every_program_in_the_cache(tmp_path):
     }
     seen = []
     for i, (lr, mu) in enumerate([("0.02", "0.01"), ("0.05", "0.3")]):
-        words = ["run", "fedprox", *TINY, "--rounds", "1", "--devices", "1", "--lr", lr]
-        words += [
+        argv = ["run", "fedprox", *TINY, "--rounds", "1", "--devices", "1", "--lr", lr]
+        argv += [
             "--set",
             "model.hidden=8",
             "--set",
@@ -69,7 +69,7 @@ def test_another_process_finds_every_program_in_the_cache(tmp_path):
             str(tmp_path / str(i)),
         ]
         subprocess.run(
-            [sys.executable, "-m", "fedjax_sim", *words],
+            [sys.executable, "-m", "fedjax_sim", *argv],
             env=env,
             check=True,
             cwd=tmp_path,
@@ -168,7 +168,7 @@ def test_the_command(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("argv", "sentence"),
     [
         (["--vmap", "lr"], "--vmap 'lr' cannot be read; use NAME=VALUE,VALUE"),
         (["--vmap", "batch_size=1,2"], "unknown setting for values side by side 'batch_size'"),
@@ -179,8 +179,8 @@ def test_the_command(capsys):
         ),
     ],
 )
-def test_the_command_refuses(words, sentence, capsys):
-    assert sentence in refused(capsys, *COMMAND, *words)
+def test_the_command_refuses(argv, sentence, capsys):
+    assert sentence in refused(capsys, *COMMAND, *argv)
 
 
 def test_other_commands_do_not_know_it(capsys):

@@ -19,10 +19,9 @@ take part in a round.
 Validation rows are those of a client's own task, the server's are those of the common task. What
 there is to win is found by trying every policy that treats clients of a kind alike
 (`earned_by_all`, 27 of them); on the development seed 0 the best earns 1.345 after 400 rounds, the
-best policy that treats all alike 1.151: the gain is 0.194. The federation was settled on the seeds
-0 to 4; the seeds 20 to 24 of the test were fixed before any of them was run. Agents that see more
-may earn more than the best of the 27.
-"""
+best policy that treats all clients alike 1.151: the gain is 0.194. The federation was chosen on the
+seeds 0 to 4; the seeds 20 to 24 of the test were fixed before any of them was run. Agents that see
+more may earn more than the best of the 27."""
 
 from __future__ import annotations
 

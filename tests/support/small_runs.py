@@ -18,9 +18,9 @@ ONE = dict(
 HALF = dict(participation="0.5", **ONE)
 
 
-def refused(make, *words: str) -> str:
+def refused(make, *parts: str) -> str:
     with pytest.raises(UserError) as caught:
         make()
     text = str(caught.value)
-    assert "\n" not in text and all(word in text for word in words), text
+    assert "\n" not in text and all(word in text for word in parts), text
     return text

@@ -231,7 +231,7 @@ def test_nobody_reported_moves_nothing():
     assert same_bits((state.server, state.clients), (after.server, after.clients))
 
 
-# ---- words ---------------------------------------------------------------------------------------
+# ---- messages ------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("method", "texts", "says"),
     [
@@ -258,7 +258,7 @@ def test_mistakes_are_sentences(method, texts, says):
 
 
 def test_the_command(capsys):
-    words = [
+    argv = [
         "run",
         "fedprox",
         *SMALL,
@@ -271,7 +271,7 @@ def test_the_command(capsys):
         "--out",
         "o",
     ]
-    assert main(words) == 0
+    assert main(argv) == 0
     config = flat_config(json.loads(pathlib.Path("o/config.json").read_text()))
     assert config["transforms"] == ["clip:0.5", "topk:0.1"] and config["method"] == "fedprox"
     whole = fs.resume("o", 3)

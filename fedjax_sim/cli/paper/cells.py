@@ -18,7 +18,7 @@ from fedjax_sim.presets import preset
 from fedjax_sim.sweeps.plan import Job, as_text, digits_of, handed_over
 
 # differences from the paper's setting that are not mentioned
-NOT_MENTIONED = {"data_dir", "devices", "chunk", "eval_every"}
+NOT_MENTIONED = {"data_dir", "devices", "chunk", "eval_every", "seeds"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +58,7 @@ def merged(
 
 def planned(method: str, settings: Mapping[str, Any]) -> Experiment:
     """The run without redundant options, so that the same run always has the same name."""
-    chosen = {
-        name: value for name, value in settings.items() if name not in ("seeds", "start_from")
-    }
+    chosen = {n: value for n, value in settings.items() if n not in ("seeds", "start_from")}
     experiment = experiment_of(method, chosen, METHODS, OF_THE_COMMAND)
     options, loss = experiment.method.options, experiment.training.loss
     built = make_method(method, **options)
@@ -78,7 +76,7 @@ def check(typed: Mapping[str, Any]) -> None:
 
 
 # ---- runs ----------------------------------------------------------------------------------------
-def job_of(e: Experiment, kind: str = "run", before: Job | None = None, parts: str = "") -> Job:
+def job_of(e: Experiment, kind: str, before: Job | None = None, parts: str = "") -> Job:
     start = before.name if before else ""
     digits = digits_of([e.hash(), e.training.rounds, kind, start, parts])
     data = f"{e.data.dataset.partition(':')[0].rpartition('/')[2]}-{e.data.partition}"
@@ -98,12 +96,7 @@ class Planner:
         return merged(self.paper, table, lines, self.choice.scale, self.choice.typed)
 
     def run(
-        self,
-        method: str,
-        settings: Mapping[str, Any],
-        seed: int,
-        across: Line | None,
-        kind: str = "run",
+        self, method: str, settings: Mapping[str, Any], seed: int, across: Line | None, kind: str
     ) -> Job:
         mine = scoped(method, settings)
         experiment = planned(method, mine | {"seed": seed})
@@ -123,21 +116,18 @@ class Planner:
         if name.startswith("row ") and across is not None:
             line = self.line(name.removeprefix("row "))
             pair = (line, across) if self.table.rank == "rows" else (across, line)
-            return self.run(line.method, self.settings(pair, self.table), seed, across)
+            return self.run(line.method, self.settings(pair, self.table), seed, across, "run")
         line = lookup(f"run before others in {self.paper.key}", name, self.paper.before)
         typed = {n: v for n, v in self.choice.typed.items() if n != "rounds"}  # those of the cells
         settings = merged(self.paper, None, [line], self.choice.scale, typed)
         if settings.get("participation") == "same":
             settings["participation"] = f"{participants(then)}/{settings['clients']}"
-        return self.run(line.method, settings, seed, None)
+        return self.run(line.method, settings, seed, None, "run")
 
     def line(self, key: str) -> Line:
         lines = self.table.rows if self.table.rank == "rows" else self.table.cols
-        return lookup(
-            f"line of {self.table.name}",
-            key,
-            {line.key: line for line in (*lines, *self.table.extra)},
-        )
+        known = {line.key: line for line in (*lines, *self.table.extra)}
+        return lookup(f"line of {self.table.name}", key, known)
 
     def cell(self, row: Line, col: Line) -> Cell:
         reading = self.table.reading(row, col)
@@ -155,12 +145,9 @@ class Planner:
     def cells(self) -> Iterator[Cell]:
         """Column by column (or row by row), so that cells with the same data are neighbours."""
         rows, cols = self.table.chosen(self.choice.rows, self.choice.cols)
-        pairs = (
-            [(r, c) for c in cols for r in rows]
-            if self.table.rank == "rows"
-            else [(r, c) for r in rows for c in cols]
-        )
-        for row, col in pairs:
+        by_column = [(row, col) for col in cols for row in rows]
+        by_row = [(row, col) for row in rows for col in cols]
+        for row, col in by_column if self.table.rank == "rows" else by_row:
             yield self.cell(row, col)
 
 
@@ -180,12 +167,8 @@ def differences(
     for name in dict.fromkeys([*ours, *theirs]):
         owner = name.partition(".")[0]
         mine, other = (as_text(s[name]) if name in s else "" for s in (ours, theirs))
-        if (
-            mine != other
-            and name not in NOT_MENTIONED
-            and not (owner in METHODS and owner != method)
-            and name != "seeds"
-        ):
+        of_others = owner in METHODS and owner != method
+        if mine != other and name not in NOT_MENTIONED and not of_others:
             yield f"{name} {mine or 'default'} ({other or 'default'})"
 
 

@@ -28,15 +28,15 @@ class Found:
 
     def __init__(self, folder: Shared):
         self.folder = folder
-        self.read: dict[str, Any] = {}
+        self.read: dict[str, Run | reading.Profile | None] = {}
 
-    def of(self, job: Job) -> Any:
+    def of(self, job: Job) -> Run | reading.Profile | None:
         """A Run, perhaps unfinished; a Profile; or None."""
         if job.name not in self.read:
             self.read[job.name] = self._load(job)
         return self.read[job.name]
 
-    def _load(self, job: Job) -> Any:
+    def _load(self, job: Job) -> Run | reading.Profile | None:
         place = self.folder.run(job)
         if job.kind == "profile":
             return reading.load_profile(place)
@@ -75,7 +75,7 @@ def pivot_of(table: Table, choice: Choice, cells: Sequence[Cell], found: Found) 
         for lines in ([c.row for c in cells], [c.col for c in cells])
     )
     readings = dict.fromkeys(cell.reading for cell in cells)
-    head = [f"Scale {choice.scale}. {capital(reading.describe(one))}." for one in readings][:1]
+    head = [f"Scale {choice.scale}. {reading.sentence(one)}" for one in readings][:1]
     if len(readings) > 1:
         head = [
             f"Scale {choice.scale}.",
@@ -101,18 +101,10 @@ def foot_of(table: Table, cells: Sequence[Cell], found: Found) -> list[str]:
     foot = [note for mark, note in table.notes.items() if mark not in marked]
     if (silent := papers()[table.paper].silent) and any(cell.jobs for cell in cells):
         foot.append(silent)
-    foot += smaller_of(cells)
-    failed = {
-        job.name: found.folder.why(job)
-        for cell in cells
-        for job in cell.jobs
-        if found.folder.status(job) == FAILED
-    }
-    return foot + [f"failed: {name}: {why}" for name, why in failed.items()]
-
-
-def capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    jobs = {job.name: job for cell in cells for job in cell.jobs}
+    failed = [job for job in jobs.values() if found.folder.status(job) == FAILED]
+    whys = [f"failed: {job.name}: {found.folder.why(job)}" for job in failed]
+    return [*foot, *smaller_of(cells), *whys]
 
 
 def labels_of(one: str, cells: Sequence[Cell], table: Table) -> str:
@@ -162,11 +154,9 @@ def also(table: Table, cells: Sequence[Cell], found: Found) -> list[dict[str, An
 
 
 def runs_of(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    names = lambda cell: [job.name for job in cell.jobs]
     return [
-        dict(
-            row=c.row.key, col=c.col.key, runs=[job.name for job in c.jobs], smaller=list(c.smaller)
-        )
-        for c in cells
+        dict(row=c.row.key, col=c.col.key, runs=names(c), smaller=list(c.smaller)) for c in cells
     ]
 
 
@@ -210,15 +200,11 @@ def draw(
     written = []
     for name in table.draw:
         leaves = pictures.picture(name).leaves
-        states = (
-            {run.path: state_of(run.path, leaves) for g in groups for run in g.runs}
-            if leaves
-            else {}
-        )
+        runs = [run for g in groups for run in g.runs] if leaves else []
+        states = {run.path: state_of(run.path, leaves) for run in runs}
         wanted = pictures.Wanted(groups, table.client if client is None else client, column, states)
-        written += pictures.draw(
-            name, wanted, path if len(table.draw) == 1 else path.with_name(f"{path.name}-{name}")
-        )
+        one = path if len(table.draw) == 1 else path.with_name(f"{path.name}-{name}")
+        written += pictures.draw(name, wanted, one)
     return written
 
 

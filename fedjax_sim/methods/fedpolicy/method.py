@@ -117,7 +117,10 @@ class Redistribution(Steered, Personal, SetsUp, Method):
         "uniform", choices=("size", "uniform"), help="of the average", kw_only=True
     )
     first: str = field(
-        "full", choices=("full", "any"), help="what a first participation allows", kw_only=True
+        "full",
+        choices=("full", "any"),
+        help="actions allowed at a first participation",
+        kw_only=True,
     )
     send: str = field(
         "all",
@@ -399,8 +402,8 @@ class FedPolicy(Redistribution):
         for option, usual in (("state", "all"), ("state_scaling", "normalised")):
             if self.static and (value := getattr(self, option)) != usual:
                 raise UserError(
-                    f"fedpolicy.{option}={value} has no effect with agent '{name}', which looks at"
-                    " no state"
+                    f"fedpolicy.{option}={value} has no effect with agent '{name}', which ignores"
+                    " the state"
                 )
         if self.greedy and (self.static or name == "oracle"):
             raise UserError(

@@ -85,8 +85,8 @@ def bounds(verb: str, text: str) -> dict[str, tuple[float, float]]:
         match = CONDITION.fullmatch(condition)
         if match is None:
             raise UserError(
-                f"fedpolicy.rule: '{shown(condition.strip())}' of {verb} is no condition; allowed:"
-                f" feature<number or feature>number, joined by &, such as '{EXAMPLE}'"
+                f"fedpolicy.rule: '{shown(condition.strip())}' of {verb} is not a condition;"
+                f" allowed: feature<number or feature>number, joined by &, such as '{EXAMPLE}'"
             )
         name, sign, number = match.groups()
         if name not in KNOWN:

@@ -72,7 +72,7 @@ def need_val(env: Env, why: str) -> None:
 
 
 def for_the_run(timing: Schedule, size: int) -> dict[str, Any]:
-    """What pFedRLLA gives DDPG in this run unless told otherwise; size: m + 1 weights."""
+    """pFedRLLA's defaults for DDPG in this run; size: m + 1 weights."""
     return dict(
         random_rounds=timing.random_rounds,
         update_every=timing.every,

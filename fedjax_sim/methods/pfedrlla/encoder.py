@@ -2,14 +2,11 @@
 
     layer        A_l: the layer's weights as [32, M_l], minus the mean of its 32 rows
     projection   basis=shared   F_l = A_l V_l [32, 32]: V_l the 32 leading right singular vectors of
-                                all A_l of the first
-                                cohort, one above the other; then F_l minus its mean over clients,
-                                in units of its spread
+                                all A_l of the first cohort, stacked; then F_l minus its mean over
+                                clients, in units of its spread
                  basis=own      F_l = U(A_l) [32, 32]: its own left singular vectors, from the
-                                eigenvectors of A_l A_lᵀ,
-                                largest first (the paper's)
-    encoder      h_1 … h_L = LSTM²(vec F_1 … vec F_L)   1024 → 128, two layers, the L layers as a
-                                                        sequence
+                                eigenvectors of A_l A_lᵀ, largest first (the paper's)
+    encoder      h_1 … h_L = LSTM²(vec F_1 … vec F_L)       1024 → 128, two layers, a sequence of L
     embedding    e = Σ_l h_l                                [128]
     decoder      F̂_1 … F̂_L = LSTM²(h_1 … h_L)              128 → 1024, two layers
     loss         Σ_l mean (F̂_l − F_l)²         Adam 5e-3, weight decay 1e-5 (added to the gradient)
@@ -124,7 +121,7 @@ def in_basis(weights: Array, side: int, basis: Array) -> Array:
 
 
 class Frame(NamedTuple):
-    """How the heads of a run are seen; an agent that goes on in another run takes it along."""
+    """How the heads of a run are seen; an agent that continues in another run needs it."""
 
     basis: tuple  # L × V_l [M_l, side]
     centre: Array  # [L, side²] mean of F over clients

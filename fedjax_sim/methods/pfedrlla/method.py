@@ -20,7 +20,7 @@ Models are read from the clients' states, m of them per round. When agent and en
 and what pre-training is: `regimes`. A model of fully connected layers only is all head.
 
 Beside the paper's (data sizes, the agent): heads by their similarity, by the classes that clients
-share (an oracle: the server knows everybody's labels), by mirror descent on the client's validation
+share (an oracle: the server knows all labels), by mirror descent on the client's validation
 loss (`mixing`, `by_model`); and by two small controllers that learn without DDPG (`learned`).
 
 Ablations of the paper, as (body, head): None (mean, mean), Body (weighted, mean), Head (mean,

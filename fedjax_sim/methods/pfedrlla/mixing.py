@@ -18,10 +18,10 @@ from fedjax_sim.types import Array
 
 RULES = {
     "weighted": "by data sizes, n_j / Σ n over the previous participants and itself",
-    "agent": "what the agent says",
-    "even": "all alike, itself among them",
+    "agent": "the weights that the agent chooses",
+    "even": "equal weights, itself included",
     "mean": "the mean of the previous participants, without itself",
-    "local": "its own alone: the part never leaves the client",
+    "local": "its own only: the part never leaves the client",
     "similarity": "exp(p cos) of the heads, each minus their mean; similarity:p, p = 5",
     "same_classes": "the overlap of label distributions, to the power p; same_classes:p, p = 4",
     "bandit": "exp(κ cos) and a share of its own head, by a bandit over both",
@@ -96,7 +96,7 @@ def part_weights(
         "local": myself,
     }
     if rule.name == "same_classes":
-        assert overlap is not None  # whoever has this rule knows it
+        assert overlap is not None  # always there with this rule
         by_name[rule.name] = jnp.where(usable, overlap**rule.p, 0)
     shares = jnp.asarray(by_name.get(rule.name, usable), sizes.dtype)
     return shares / jnp.maximum(shares.sum(), 1e-9)

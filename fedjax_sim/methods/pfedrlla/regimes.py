@@ -3,18 +3,16 @@
 pretrain   bodies never leave the clients, only heads are mixed; agent and encoder learn in every
            round (600 of them)
 finetune   both come from a pre-trained run (--start-from, `fedjax-sim train` says what) and learn
-           every 10 rounds. The
-           encoder's frame comes with them: one head has the same embedding and the same weights in
-           both runs. Heads of another initial model have other hidden units, and no coordinates in
-           common with those that the agent has seen: give both runs the same initial weights (the
-           same --seed, or --init)
+           every 10 rounds. The encoder's frame comes with them: one head has the same embedding and
+           the same weights in both runs. Heads of another initial model have other hidden units,
+           and no coordinates in common with those that the agent has seen: give both runs the same
+           initial weights (the same --seed, or --init)
 scratch    the paper's Appendix G: 50 rounds of random weights while the encoder learns in every
-           round, then both learn
-           every 10 rounds. Bodies change under the agent's feet, so rewards compare w_DRL, a second
-           model of the client that is never trained: its head is copied from the model at every
-           mixture, its body only after the agent has learned. Each time the agent takes the steps
-           of all rounds since the last, 5 each: with 5 in all, as elsewhere, a run of 500 rounds
-           would have 225 of them
+           round, then both learn every 10 rounds. Bodies change meanwhile, so rewards compare
+           w_DRL, a second model of the client that is never trained: its head is copied from the
+           model at every mixture, its body only after the agent has learned. Each time the agent
+           takes the steps of all rounds since the last, 5 each: with 5 in all, as elsewhere, a run
+           of 500 rounds would have 225 of them
 
 During the first 50 rounds of an agent's life its weights are random; a pre-trained one has them
 behind it. Random rounds and intervals are counted by the agent and by the encoder alike, and both

@@ -44,7 +44,7 @@ class Settings(Steered, Method):
     training = (("regime", "pretrain"),)
 
     pair_rate: Real = field(
-        0.3, ge=0, off=True, help="of head=pairs: its evolution strategy's; 0: it stays as it is"
+        0.3, ge=0, off=True, help="learning rate of head=pairs; 0: its network is fixed"
     )
     regime: str = field(
         "auto", choices=REGIMES, help="auto: finetune after --start-from, else scratch"
@@ -85,7 +85,7 @@ class Settings(Steered, Method):
         "shared", choices=BASES, help="one basis per run from the first cohort, or each head's own"
     )
     side: int = field(32, ge=2, le=256, help="layers are projected to side × side")
-    embedding: int = field(128, ge=1, le=4096, help="heads are embedded to so many numbers")
+    embedding: int = field(128, ge=1, le=4096, help="length of a head's embedding")
     encoder_lr: Real = field(RATE, gt=0, help="of the MHAE")
     agent: Any = field("ddpg", help="its hyper-parameters: --set pfedrlla.agent.noise=0.03")  # type: ignore[misc]
 
@@ -115,7 +115,7 @@ class Settings(Steered, Method):
             usual = {one.name: one.default for one in dataclasses.fields(self)}["pair_rate"]
             if self.pair_rate != usual:
                 raise UserError(
-                    f"pfedrlla.pair_rate says nothing with head={self.head}; leave it out, or use"
+                    f"pfedrlla.pair_rate has no effect with head={self.head}; leave it out, or use"
                     " head=pairs"
                 )
         given = dict(self.agent.options) if isinstance(self.agent, Named) else {}

@@ -11,9 +11,8 @@ from fedjax_sim.types import Array, Cohort, Env
 def divergence(env: Env, cohort: Cohort) -> Array:
     """[M] d_k = (Σ_{ℓ≤L_k} ‖Δ_k^ℓ − mean_{j:L_j≥ℓ} Δ_j^ℓ‖²)^{1/2}; 0 for who did not report.
 
-    Whoever shares layer ℓ started from the server's layer ℓ, so the server's value falls out of the
-    difference and the uploads stand for the updates. The mean is a plain one.
-    """
+    A client that shares layer ℓ started from the server's layer ℓ, so the server's value falls out
+    of the difference and the uploads stand for the updates. The mean is a plain one."""
     total = jnp.zeros(cohort.ok.shape, env.dtype)
     for g, name in enumerate(env.model.groups):
         shares = (cohort.ok & (cohort.plan.send[:, g] > 0)).astype(env.dtype)  # [M]

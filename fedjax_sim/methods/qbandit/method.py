@@ -3,18 +3,18 @@ and how long it trains.
 
     state    s_k = [onehot(k), a_k, b_k/L, c_k/E_max]         budgets: c_k epochs, b_k layers (soft)
     action   (L_k, E_k) ∈ {1..L} × {0.01, 0.1, 0.5, 1, 2, 5}      ε-greedy on Q_θ(s_k, ·)
-    client   layers 1..L_k ← the server's, L_k+1..L as it left them;  w_k ← SGD, max(1,
-             round(E_k·⌈n_k/B⌉)) steps
+    client   layers 1..L_k ← the server's, L_k+1..L as it left them
+             w_k ← SGD, max(1, round(E_k·⌈n_k/B⌉)) steps
     server   layer ℓ ← Σ_{k: L_k≥ℓ} n_k w_k^ℓ / Σ_{k: L_k≥ℓ} n_k;  a layer that nobody shared stays
-    reward   r_k = a_k − λ_comp max(0, E_k−c_k) − λ_comm max(0, L_k−b_k) − λ_dist d_k;  scope
-             `round`: Σ_k r_k for all
+    reward   r_k = a_k − λ_comp max(0, E_k−c_k) − λ_comm max(0, L_k−b_k) − λ_dist d_k
+             scope `round`: Σ_k r_k for all
              d_k = (Σ_{ℓ≤L_k} ‖Δ_k^ℓ − mean_{j: L_j≥ℓ} Δ_j^ℓ‖²)^{1/2},  Δ: the update of this round
     agent    Huber_1(Q_θ(s_k, a_k) − (r_k − mean)/spread), no bootstrap;  ε ← max(0.05, 0.97 ε)
              mean and spread (1 where it is less): of the rewards that it learns from
 
-Beside the paper's learner: agent=ridge_bandit. Penalties are known functions of the action, so it
-is told them with its observation, the reward is the rest, and they are subtracted where an action
-is chosen. Its values of a depth and of a number of epochs are added up, it tries actions within
+Beside the paper's learner: agent=ridge_bandit. Penalties are known functions of the action, so they
+are part of its observation, the reward leaves them out, and they are subtracted where an action is
+chosen. Its values of a depth and of a number of epochs are added up, it tries actions within
 budget only, and leaves the largest of these only for a gain it is sure of. reward=gain: L_val(M_k
 before) − L_val(M_k after the server has averaged) of the composed model M_k, minus the cohort's
 mean, which falls as training goes on. dual=η: λ ← λ + η · mean excess of a round.
@@ -27,7 +27,7 @@ of the model (cnn6, resnet18: six). control=layers trains the run's epochs, cont
 all layers; both drop the other budget from state and reward. Policies that do not learn: random;
 full (FedAvg: all layers, the run's epochs); compliant (the largest depth and epochs of the menu
 within budget). clip=true cuts what any agent chose to the client's budgets. Stragglers are judged
-by what they were told; who drops out counts nowhere.
+by their plan; who drops out counts nowhere.
 
 Wire: Σ_{ℓ≤L_k} |w^ℓ| down and up.  State: the resident model, a_k, L_k.
 Evaluated: global (the latest value of every layer); personal = server layers ≤ L_k, own layers
@@ -189,13 +189,13 @@ class QBandit(Steered, Personal, Method):
         ):
             if given and (self.agent_name == "full" or word not in self.steers):
                 raise UserError(
-                    f"qbandit.{name} says nothing with agent={self.agent_name} and"
+                    f"qbandit.{name} has no effect with agent={self.agent_name} and"
                     f" control={self.control}; leave it out"
                 )
 
     @property
     def knows_penalties(self) -> bool:
-        """Whether the agent is told them with its observations, and the reward is the rest."""
+        """Whether the agent's observation contains them, and the reward leaves them out."""
         return getattr(self.agent, "known", False)
 
     @property

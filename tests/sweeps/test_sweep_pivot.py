@@ -73,7 +73,7 @@ def test_rows_and_columns_are_two_settings(capsys):
     assert "it needs --pivot" in refused(
         capsys, "sweep", str(file), "--out", "s", "--read", "last:client_mean"
     )
-    words = (
+    argv = (
         "sweep",
         str(file),
         "--out",
@@ -84,7 +84,7 @@ def test_rows_and_columns_are_two_settings(capsys):
         "--read",
         "smallest:global_acc",
     )
-    assert "unknown reading 'smallest'" in refused(capsys, *words)
+    assert "unknown reading 'smallest'" in refused(capsys, *argv)
 
 
 def test_the_settings_that_are_left_make_a_table_each():

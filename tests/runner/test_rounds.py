@@ -147,7 +147,7 @@ def test_the_options_are_part_of_what_a_run_is(fed):
 def test_on_the_command_line(capsys):
     from fedjax_sim.cli.main import main
 
-    words = [
+    argv = [
         "run",
         "fedavg",
         "--model",
@@ -161,10 +161,10 @@ def test_on_the_command_line(capsys):
         "off",
     ]
     assert (
-        main([*words, "--epochs", "2"]) == 0 and "4 steps on average" in capsys.readouterr().out
+        main([*argv, "--epochs", "2"]) == 0 and "4 steps on average" in capsys.readouterr().out
     )  # 2 of 3 clients
     assert (
-        main([*words[:-3], "fulll"]) == 2
+        main([*argv[:-3], "fulll"]) == 2
         and "'fulll' is not a whole number" in capsys.readouterr().err
     )
 

@@ -1,4 +1,4 @@
-"""Presets: the papers' settings reach the run, everything can be typed over, names are listed."""
+"""Presets: the papers' settings reach the run, options override them, names are listed."""
 
 from __future__ import annotations
 

@@ -161,9 +161,9 @@ def test_without_the_file_the_names_are_unknown(own, capsys, tmp_path):
     from fedjax_sim.sweeps.queue import command
 
     assert "unknown method 'my_prox'" in refused(capsys, "run", "my_prox", *SMALL)
-    words = command(Folder(tmp_path / "s"), imports=["/a/custom.py", own])
-    assert words[-5:] == ["--import", "/a/custom.py", "--import", own, "--task"]
-    assert str(tmp_path / "s" / "sweep.json") in words  # whole paths: a task may start elsewhere
+    argv = command(Folder(tmp_path / "s"), imports=["/a/custom.py", own])
+    assert argv[-5:] == ["--import", "/a/custom.py", "--import", own, "--task"]
+    assert str(tmp_path / "s" / "sweep.json") in argv  # whole paths: a task may start elsewhere
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`sweep`: the grid, what is skipped and gone on with, failures, workers, SLURM and Ray,
+"""`sweep`: the grid, what is skipped or resumed, failures, workers, SLURM and Ray,
 results.csv."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paths import ROOT
 from fedjax_sim.cli.main import main
 from fedjax_sim.report.runs import load_runs
 from fedjax_sim.runner.files import Lock
-from fedjax_sim.sweeps import local, on_ray, queue
+from fedjax_sim.sweeps import launchers, queue
 from fedjax_sim.sweeps.folder import Folder, write_results
 from fedjax_sim.sweeps.plan import jobs_of
 from fedjax_sim.sweeps.table import Table, results
@@ -81,7 +81,7 @@ def test_the_grid_is_methods_times_settings_times_seeds():
     more = jobs_of({"methods": ["fedavg"], "settings": {"rounds": 9}})
     assert (
         more[0].name == jobs_of({"methods": ["fedavg"]})[0].name
-    )  # more rounds: the same run goes on
+    )  # more rounds: the same run is extended
     assert (
         len(jobs_of({"methods": ["fedavg"], "grid": {"rounds": [2, 4]}})) == 2
     )  # unless they are what is swept
@@ -144,7 +144,7 @@ def test_processes_side_by_side_and_a_failure_that_stops_nobody(capsys, monkeypa
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     file = toml('methods = ["fedavg"]\n' + TINY + '[grid]\ndataset = ["digits", "nowhere.npz"]\n')
-    workers = min(2, len(local.cores()))
+    workers = min(2, len(launchers.cores()))
     assert main(["sweep", str(file), "--out", "out", "--workers", str(workers)]) == 1
     said = capsys.readouterr()
     status = {r["dataset"]: r for r in rows("out")}
@@ -275,7 +275,7 @@ def test_workers_share_cores_and_accelerators(seven, monkeypatch, capsys):
     jobs, folder = seven
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,7")
     code = "import os; print('devices', os.environ['CUDA_VISIBLE_DEVICES'])"
-    launcher = local.Local([sys.executable, "-c", code], folder)
+    launcher = launchers.Local([sys.executable, "-c", code], folder)
     assert launcher.room == 3
     handles = [launcher.start(job) for job in jobs[:3]]
     for process, _, _ in handles:
@@ -288,7 +288,7 @@ def test_workers_share_cores_and_accelerators(seven, monkeypatch, capsys):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     file = toml('methods = ["fedavg"]')
-    assert f"is more than the {len(local.cores())} cores" in refused(
+    assert f"is more than the {len(launchers.cores())} cores" in refused(
         capsys, "sweep", str(file), "--workers", "9999"
     )
 
@@ -377,7 +377,7 @@ def test_ray_tasks_share_the_queue(seven, monkeypatch, capsys):
     jobs, folder = seven
     asked = pretended_ray(monkeypatch)
     code = "import sys; print('fedjax-sim: no memory'); sys.exit(3 if sys.argv[1] == '1' else 0)"
-    launcher = on_ray.OnRay([sys.executable, "-c", code], folder, 2)
+    launcher = launchers.OnRay([sys.executable, "-c", code], folder, 2)
     folder.path.mkdir()
     queue.work_off(jobs[:2], jobs, folder, launcher, lambda running, changed: None)
     assert asked == [{"num_cpus": 4, "max_retries": 0}] * 2 and launcher.room == 2
@@ -424,7 +424,7 @@ def test_a_second_sweep_in_the_folder_is_refused(capsys):
 
 
 def test_a_run_that_another_process_has_begun_is_not_begun_again(capsys):
-    """Before its first checkpoint it has nothing to go on from, but it is not for others to throw
+    """Before its first checkpoint it cannot be resumed, but others may not throw it
     away."""
     from fedjax_sim.runner.prepare import prepare
     from fedjax_sim.runner.run_directory import RunDirectory
@@ -446,7 +446,7 @@ def test_a_run_that_another_process_has_begun_is_not_begun_again(capsys):
 
 
 def test_a_task_leaves_a_finished_run_without_checkpoints_alone(capsys):
-    """Its summary was lost, and nothing is there to go on from: it is refused, not begun again."""
+    """Its summary was lost and there is no checkpoint: it is refused, not begun again."""
     file = toml('methods = ["fedavg"]\n' + TINY)
     task = ["sweep", str(file), "--out", "out", "--task", "0", "--quiet"]
     assert main(task) == 0

@@ -286,12 +286,12 @@ def out(tmp_path_factory) -> pathlib.Path:
     return tmp_path_factory.mktemp("papers")
 
 
-def paper(out: pathlib.Path, *words: str, what: str = "run") -> int:
+def paper(out: pathlib.Path, *argv: str, what: str = "run") -> int:
     return main(
         [
             "paper",
             what,
-            *words,
+            *argv,
             "--scale",
             "smoke",
             "--out",
@@ -369,8 +369,8 @@ def test_every_table_is_tried():
 
 
 def test_differences_are_paired_by_seed(out, capsys):
-    words = ("more:baselines", "--rows", "local,fedavg", "--cols", "mean", "--seeds", "2")
-    assert paper(out, *words) == 0
+    argv = ("more:baselines", "--rows", "local,fedavg", "--cols", "mean", "--seeds", "2")
+    assert paper(out, *argv) == 0
     found, printed = cell_json(out, "more:baselines"), capsys.readouterr().out
     local, fedavg = (c["values"] for c in found["cells"])
     gaps = [b - a for a, b in zip(local, fedavg, strict=True)]
@@ -412,11 +412,11 @@ def test_the_cosine_is_of_the_same_state(out):
 
 
 def test_what_has_ended_is_not_run_again(out, capsys):
-    words = ("fedpolicy:T2", "--rows", "fedavg", "--cols", "c10.1")
-    assert paper(out, *words) == 0
+    argv = ("fedpolicy:T2", "--rows", "fedavg", "--cols", "c10.1")
+    assert paper(out, *argv) == 0
     folder = out / "fedpolicy" / "runs"
     before = {f: f.stat().st_mtime_ns for f in folder.rglob("summary.json")}
-    assert paper(out, *words) == 0
+    assert paper(out, *argv) == 0
     assert "1 runs in" in capsys.readouterr().err
     assert before == {f: f.stat().st_mtime_ns for f in folder.rglob("summary.json")}
 
@@ -437,7 +437,7 @@ def test_a_run_that_another_process_does_is_left_to_it(out, capsys):
 
 def test_a_run_that_fails_is_named_and_the_others_go_on(out, capsys):
     """150 classes per client are more than there are."""
-    words = (
+    argv = (
         "pfedrlla:T1",
         "--rows",
         "local,fedavg",
@@ -446,7 +446,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(out, capsys):
         "--set",
         "partition=pathological:150",
     )
-    assert paper(out, *words) == 1
+    assert paper(out, *argv) == 1
     captured = capsys.readouterr()
     assert (
         captured.err.count("failed: ") == 2
@@ -465,7 +465,7 @@ def test_mistakes_are_sentences(capsys):
     assert "unknown paper 'fedpolcy' (did you mean 'fedpolicy'?)" in refused(
         capsys, "paper", "run", "fedpolcy:T2"
     )
-    assert "names no table" in refused(capsys, "paper", "run", "fedpolicy")
+    assert "is not the name of a table" in refused(capsys, "paper", "run", "fedpolicy")
     assert "unknown table of fedpolicy 'T8'" in refused(capsys, "paper", "show", "fedpolicy:T8")
     assert "unknown row of fedpolicy:T2 'fedavgg'" in refused(
         capsys, "paper", "run", "fedpolicy:T2", "--rows", "fedavgg"
@@ -598,14 +598,14 @@ def test_figures_of_accuracy_draw_one():
 
 @pytest.mark.full
 def test_any_clients_picture(out, capsys):
-    words = ("qbandit:F3", "--rows", "E1", "--cols", "mnista1")
-    assert paper(out, *words) == 0
-    assert paper(out, *words, "--client", "7", what="show") == 0
+    argv = ("qbandit:F3", "--rows", "E1", "--cols", "mnista1")
+    assert paper(out, *argv) == 0
+    assert paper(out, *argv, "--client", "7", what="show") == 0
     before = (out / "qbandit" / "F3-smoke.png").read_bytes()
-    assert paper(out, *words, "--client", "1", what="show") == 0
+    assert paper(out, *argv, "--client", "1", what="show") == 0
     assert (out / "qbandit" / "F3-smoke.png").read_bytes() != before
     capsys.readouterr()
-    assert paper(out, *words, "--client", "10", what="show") == 2
+    assert paper(out, *argv, "--client", "10", what="show") == 2
     assert "client 10 is not among the 10 clients; allowed: 0 to 9" in capsys.readouterr().err
 
 
