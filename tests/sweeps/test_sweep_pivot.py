@@ -38,10 +38,6 @@ def test_rows_and_columns_are_two_settings(capsys):
     assert "[2 r, 2 seeds]" in first and "[2 r, 1 seed]" in first
     assert second.startswith("fedprox") and second.endswith("not ended")
     assert "| fedavg |" in pathlib.Path("s/pivot.md").read_text()
-    jobs = jobs_of(read(file))
-    Folder(pathlib.Path("s")).fail(jobs[-1], "no memory")
-    (table,) = pivots(jobs, Folder(pathlib.Path("s")), "method,lr")
-    assert table.cells["fedprox", "0.1"].note == "failed"
     values = [
         json.loads(p.read_text())["best_global"]
         for p in sorted(pathlib.Path("s/runs").glob("fedavg-lr0.05*/summary.json"))
@@ -85,6 +81,10 @@ def test_rows_and_columns_are_two_settings(capsys):
         "smallest:global_acc",
     )
     assert "unknown reading 'smallest'" in refused(capsys, *argv)
+    jobs = jobs_of(read(file))
+    Folder(pathlib.Path("s")).fail(jobs[-1], "no memory")
+    (table,) = pivots(jobs, Folder(pathlib.Path("s")), "method,lr")
+    assert table.cells["fedprox", "0.1"].note == "failed"
 
 
 def test_the_settings_that_are_left_make_a_table_each():
