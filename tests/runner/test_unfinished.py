@@ -153,7 +153,7 @@ def test_compare_never_removes_a_finished_run(compared, tmp_path, capsys):
         for name in lost:
             (out / "fedavg" / name).unlink()
         before = contents(out)
-        assert "it is left as it is" in refused(
+        assert "it is left unchanged" in refused(
             capsys, "compare", "fedavg", "fedprox", *SMALL, *TWO, "--out", str(out)
         )
         assert contents(out) == before
