@@ -289,15 +289,15 @@ def score(r: Round, env: Env, state: State, draw: Draw) -> tuple[Array, Array, A
 # ---- many runs -----------------------------------------------------------------------------------
 def each(
     episode: Callable, *, population: bool = False, side_by_side: bool = False
-) -> Callable[[Tree, Draw, Array], Scores]:
+) -> Callable[[Tree, Draw, Array], Any]:
     """`episode` for F draws and keys [F, 2], one after another or in one vmap; with `population`,
-    for parameters [P, …] as well: Scores [F, P].
+    for parameters [P, …] as well. What `episode` gives, Scores as a rule, with axes [F] or [F, P].
 
     On a CPU one after another is faster: all policies then train on the same minibatches.
     """
     one = jax.vmap(episode, (0, None, None), axis_name=POLICIES) if population else episode
 
-    def many(parameters: Tree, draw: Draw, keys: Array) -> Scores:
+    def many(parameters: Tree, draw: Draw, keys: Array) -> Any:
         if side_by_side:
             axes = (None, mapped_axes(draw), 0)
             return jax.vmap(one, axes, axis_name=FEDERATIONS)(parameters, draw, keys)
