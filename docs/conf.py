@@ -15,3 +15,5 @@ exclude_patterns = ["_build", "README.md"]
 myst_heading_anchors = 3  # links to headings, as on a code host
 html_theme = "furo"
 html_title = f"fedjax_sim {version}"
+html_static_path = html_css_files = ["site.css"]
+html_show_copyright = False

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import itertools
 import pathlib
 import re
 import sys
@@ -19,20 +20,25 @@ import fedjax_sim  # noqa: E402
 from agents.node import allowed_range, limits_of  # noqa: E402
 from fedjax_sim import methods  # noqa: E402
 
-METHODS_HEAD = """# The methods
+METHODS_HEAD = """<!-- Written by `python docs/generate.py` from the docstrings. -->
+# The methods
 
-Every method with its equations, what travels, what a client keeps and what is evaluated, as its
-own file has them. Options are given as `--set METHOD.OPTION=VALUE` or as keywords of
-`fedjax_sim.run`. Written by `python docs/generate.py`.
+Each method with its equations, its options, and three facts:
 
-Wire: floats per participant and round; |w| the model, |φ| the backbone, |ψ| the head, C classes,
-d feature width.
+* **Wire**: the floats that a participant receives and sends in a round. |w| is the size of the
+  model, |φ| of the backbone, |ψ| of the head; C is the number of classes, d the feature width.
+* **State**: what a client keeps between rounds.
+* **Evaluated**: which models are scored.
+
+In the equations k is a client, n_k its number of training examples and Θ the common model. Set an
+option on the command line with `--set METHOD.OPTION=VALUE`, in Python as a field
+(`fs.FedProx(mu=0.1)`) or as a keyword of `fs.run`.
 """
-API_HEAD = """# The Python interface
+API_HEAD = """<!-- Written by `python docs/generate.py` from the docstrings. -->
+# The Python interface
 
-Everything that `import fedjax_sim as fs` offers, from the docstrings. Written by
-`python docs/generate.py`. What a method is written with (`fedjax_sim.hooks`, `.local`, `.plans`,
-`.types`): `docs/add-a-method.md`.
+Everything that `import fedjax_sim as fs` offers. To write a method you also need
+`fedjax_sim.hooks`, `.local`, `.plans` and `.types`: see [a new method](add-a-method.md).
 """
 
 
@@ -55,7 +61,7 @@ def module_of(name: str):
 def section(names: list[str]) -> str:
     """One file's methods."""
     text = inspect.cleandoc(module_of(names[0]).__doc__ or "")
-    lines = [f"## {', '.join(f'`{name}`' for name in names)}", "", "```text", text, "```", ""]
+    lines = [f"## {', '.join(f'`{name}`' for name in names)}", "", *rendered(text)]
     for name in names:
         method = methods.method_class(name)
         lines += [f"`{name}`, in Python `fs.{method.__name__}`: {methods.METHODS[name]}.", ""]
@@ -65,6 +71,49 @@ def section(names: list[str]) -> str:
         if more:
             lines += [*textwrap.wrap(" ".join(more[0].split()), 100), ""]
     return "\n".join(lines)
+
+
+# ---- docstrings as Markdown ----------------------------------------------------------------------
+def rendered(text: str) -> list[str]:
+    """A docstring as lines of Markdown: its sentences as text, equations and examples as code."""
+    lines: list[str] = []
+    for kind, group in itertools.groupby(text.split("\n\n"), kind_of):
+        paragraphs = list(group)
+        if kind == "prose":
+            for paragraph in paragraphs:
+                lines += [*prose(paragraph), ""]
+        else:
+            code = textwrap.dedent("\n\n".join(paragraphs)).strip("\n")
+            lines += [f"```{kind}", code, "```", ""]
+    return lines
+
+
+def kind_of(paragraph: str) -> str:
+    """The language of a paragraph: what is indented or aligned in columns keeps its form."""
+    if paragraph.startswith(">>>"):
+        return "pycon"
+    return "text" if re.search(r"^ |\S {3,}\S", paragraph, re.M) else "prose"
+
+
+def prose(paragraph: str) -> list[str]:
+    """Sentences, with the facts about a method on lines of their own."""
+    out = []
+    for part in re.split(r"\s+(?=(?:Wire|State|Evaluated): )", " ".join(paragraph.split())):
+        fact = re.match(r"(Wire|State|Evaluated): (.*)", part)
+        text = f"* **{fact[1]}**: {escaped(fact[2])}" if fact else escaped(part)
+        if out and fact and not out[-1].startswith(("* ", "  ")):
+            out.append("")
+        hanging = "  " if fact else ""
+        out += textwrap.wrap(text, 100, subsequent_indent=hanging, break_on_hyphens=False)
+    return out
+
+
+def escaped(text: str) -> str:
+    """Text whose signs Markdown would read as its own, outside of `code`."""
+    parts = text.split("`")
+    for at in range(0, len(parts), 2):
+        parts[at] = re.sub(r"(?<!\w)_|_(?!\w)|<(?=\w)", r"\\\g<0>", parts[at])
+    return "`".join(parts)
 
 
 def option(one: dataclasses.Field) -> str:
@@ -88,27 +137,30 @@ def api_page() -> str:
 
 # what has no docstring of its own
 TEXTS = {
-    "Real": "Annotation of a field that is an argument of the compiled program:\n"
-    "another value needs no new program."
+    "Real": "Annotation of a field that is an argument of the compiled program: another value needs "
+    "no new program."
 }
 
 
 def entry(name: str, value: object) -> str:
     """One name: its signature, its docstring, and the methods of a class."""
+    lines = [f"## `{name}`", ""]
     if name in TEXTS:
-        return "\n".join([f"## `{name}`", "", "```text", TEXTS[name], "```", ""])
-    text = [inspect.getdoc(value) or ""]
-    if inspect.isclass(value):
-        call = f"class {name}"
-        text += [
-            fields_of(value),
-            *(f"{name}.{member}\n{indented(about)}" for member, about in members(value)),
-        ]
-    else:
-        call = f"{name}{signature(value)}"
-    return "\n".join(
-        [f"## `{name}`", "", "```text", call, "", "\n\n".join(filter(None, text)), "```", ""]
-    )
+        return "\n".join([*lines, *rendered(TEXTS[name])])
+    if not inspect.isclass(value):
+        return "\n".join(
+            [*lines, *code(f"{name}{signature(value)}"), *rendered(inspect.getdoc(value) or "")]
+        )
+    lines += rendered(inspect.getdoc(value) or "")
+    if fields := fields_of(value):
+        lines += code(fields)
+    for member, about in members(value):
+        lines += [*code(f"{name}.{member}".replace("(self, ", "(").replace("(self)", "()")), *rendered(about)]
+    return "\n".join(lines)
+
+
+def code(text: str) -> list[str]:
+    return ["```py", text, "```", ""]
 
 
 def signature(value: Callable) -> str:
@@ -174,10 +226,6 @@ def members(value: type) -> Iterator[tuple[str, str]]:
         ):
             continue
         yield name if call else f"{name}{signature(member)}", inspect.getdoc(call or member) or ""
-
-
-def indented(text: str) -> str:
-    return "\n".join(f"    {line}".rstrip() for line in text.splitlines())
 
 
 PAGES: dict[pathlib.Path, Callable[[], str]] = {
