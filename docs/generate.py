@@ -137,8 +137,8 @@ def api_page() -> str:
 
 # what has no docstring of its own
 TEXTS = {
-    "Real": "Annotation of a field that is an argument of the compiled program: another value needs "
-    "no new program."
+    "Real": "Annotation of a field that is an argument of the compiled program: another value "
+    "needs no new program."
 }
 
 
@@ -155,7 +155,10 @@ def entry(name: str, value: object) -> str:
     if fields := fields_of(value):
         lines += code(fields)
     for member, about in members(value):
-        lines += [*code(f"{name}.{member}".replace("(self, ", "(").replace("(self)", "()")), *rendered(about)]
+        lines += [
+            *code(f"{name}.{member}".replace("(self, ", "(").replace("(self)", "()")),
+            *rendered(about),
+        ]
     return "\n".join(lines)
 
 

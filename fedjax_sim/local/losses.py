@@ -275,7 +275,7 @@ class CB(Loss):
 
     name = "cb"
     beta: float = field(
-        0.9999, ge=0, help="how fast examples of a class repeat each other"
+        0.9999, ge=0, help="β of the effective number of examples"
     )  # a constant: log β needs all digits
 
     def per_example(self, logits: Logits, labels: Targets, counts: Counts, confusion: Tree) -> Each:
@@ -376,7 +376,7 @@ class Huber(OfNumbers):
     """Squared error near the target, absolute error beyond."""
 
     name = "huber"
-    delta: Real = field(1.0, gt=0, help="the error from which it is absolute")
+    delta: Real = field(1.0, gt=0, help="δ, the error beyond which the loss is linear")
 
     def per_example(self, logits: Logits, labels: Targets, counts: Counts, confusion: Tree) -> Each:
         far = jnp.abs(logits - labels)

@@ -54,8 +54,8 @@ def half(both: Tree, which: int) -> Tree:
 class APFL(Personal, FedAvg):
     """The personal model is a learned mixture of a local and the global one."""
 
-    alpha: Real = field(1.0, ge=0, le=1, help="α⁰")
-    learn_alpha: bool = field(True, help="whether α moves")
+    alpha: Real = field(1.0, ge=0, le=1, help="α⁰, weight of the local model at the start")
+    learn_alpha: bool = field(True, help="whether α is learned")
 
     @property
     def needs_sgd(self) -> str:

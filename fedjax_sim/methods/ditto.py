@@ -23,8 +23,10 @@ from fedjax_sim.types import Client, Ctx, Env, Tree, Upload
 class Ditto(OwnModel):
     """FedAvg and a private model pulled towards it."""
 
-    lam: Real = field(0.5, ge=0, help="λ")
-    personal_epochs: float = epochs(0.0, "E_p (0: as many as the global branch)")
+    lam: Real = field(0.5, ge=0, help="λ, strength of the pull to the global model")
+    personal_epochs: float = epochs(
+        0.0, "E_p, for the personal model (0: as many as for the global one)"
+    )
 
     def local(
         self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx

@@ -53,16 +53,18 @@ class Own(NamedTuple):
 class FedALA(Personal, FedAvg):
     """Every weight of the start is a learned mixture of old local and received model."""
 
-    lr_weights: Real = field(1.0, ge=0, help="η_w")
-    share: Real = field(80.0, gt=0, le=100, help="% of the local rows")
+    lr_weights: Real = field(1.0, ge=0, help="η_w, learning rate of W")
+    share: Real = field(80.0, gt=0, le=100, help="% of the local rows that W is learned on")
     layers: int = field(0, ge=0, help="mixed groups, from the last (0: all)")
     threshold: Real = field(
-        0.1, ge=0, help="the first loop ends when its last losses deviate by less than this"
+        0.1, ge=0, help="the first loop ends when its last losses have a smaller deviation"
     )
-    window: int = field(10, ge=1, help="how many last losses; the first loop makes more passes")
-    cap: int = field(50, ge=1, help="passes of the first loop at most")
+    window: int = field(
+        10, ge=1, help="how many last losses that are; the first loop makes more passes"
+    )
+    cap: int = field(50, ge=1, help="most passes of the first loop")
     tested: str = field(
-        "trained", choices=TESTED, help="the resident model, or Θ mixed anew at evaluation"
+        "trained", choices=TESTED, help="evaluate the resident model, or Θ mixed anew"
     )
     needs = frozenset({"resident"})
 

@@ -52,10 +52,10 @@ def attention(env: Env, own: Tree, others: Array, alpha: float, sigma: float) ->
 class FedAMP(Peers, Personal, Method):
     """Personal cloud models: attention over clients with similar weights."""
 
-    lam: Real = field(5e-7, ge=0, help="λ")
-    alpha: Real = field(5e-3, gt=0, help="α_k")
+    lam: Real = field(5e-7, ge=0, help="λ, strength of the pull to the cloud model")
+    alpha: Real = field(5e-3, gt=0, help="α_k, step size of the attention")
     sigma: Real = field(0.1, gt=0, help="σ of the attention")
-    peers: int = field(0, ge=0, help="how many models it reaches (0: all)")
+    peers: int = field(0, ge=0, help="how many models the attention reads (0: all)")
     has_global_model = False
     needs = frozenset({"resident"})
 

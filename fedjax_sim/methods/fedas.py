@@ -80,7 +80,7 @@ class FedAS(Personal, Method):
     needs_classes = "it aligns features with each class's mean"
 
     align_lr: Real = field(0.01, ge=0, help="learning rate of the alignment")
-    align_batch: int = field(16, ge=1, help="batch of the alignment")
+    align_batch: int = field(16, ge=1, help="batch size of the alignment")
     needs = frozenset({"resident"})
 
     def with_head(self, env: Env, net: Tree, client: Client) -> Tree:

@@ -28,7 +28,7 @@ class FedAvg(Method):
     weights: str = field(
         "size",
         choices=("size", "uniform"),
-        help="of the average: by n_k, or all alike",
+        help="weights of the average: by n_k, or equal",
         kw_only=True,
     )
 
@@ -53,7 +53,7 @@ def fine_tuned(env: Env, net: Tree, client: Client, ctx: Ctx, epochs: float) -> 
 class FedAvgFT(Personal, FedAvg):
     """FedAvg, fine-tuned on local data when it is evaluated."""
 
-    ft_epochs: float = epochs(5.0, "of fine-tuning at evaluation")
+    ft_epochs: float = epochs(5.0, "epochs of fine-tuning at evaluation")
     adapts = True
 
     def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:

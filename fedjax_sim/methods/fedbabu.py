@@ -24,7 +24,7 @@ from fedjax_sim.types import Client, Ctx, Env, Plan, Tree, Upload
 class FedBABU(Personal, FedAvg):
     """Only the body is trained, against a fixed head; fine-tuned at evaluation."""
 
-    ft_epochs: float = epochs(5.0, "F, of fine-tuning at evaluation")
+    ft_epochs: float = epochs(5.0, "F, epochs of fine-tuning at evaluation")
     adapts = True
 
     def plan(self, env: Env, server: Server, ctx: Ctx) -> Plan:

@@ -66,7 +66,7 @@ class FedCA(Method):
     needs_classes = "its weights come from every client's confusion of classes"
 
     priorities: int = field(
-        0, ge=0, help="p, the classes that are averaged for (0: by the number of classes)"
+        0, ge=0, help="p, number of prioritised classes (0: by the number of classes)"
     )
     weights = "uniform"
     needs = frozenset({"confusion", "stack"})

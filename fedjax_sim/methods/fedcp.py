@@ -65,9 +65,11 @@ class FedCP(Personal, FedAvg):
 
     needs_classes = "its policy weighs one vector of features per example"
 
-    lam: Real = field(5.0, ge=0, help="λ of MMD")
-    gate: str = field("gumbel", choices=GATES, help="noise of the gates in training")
-    test_gate: str = field("soft", choices=GATES, help="and in tests")
+    lam: Real = field(5.0, ge=0, help="λ, weight of MMD")
+    gate: str = field(
+        "gumbel", choices=GATES, help="gates in training: with Gumbel noise, or without"
+    )
+    test_gate: str = field("soft", choices=GATES, help="gates at evaluation")
 
     def extend(self, model: Model) -> Model:
         dtype = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))["params"])[0].dtype

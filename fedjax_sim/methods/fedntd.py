@@ -56,7 +56,7 @@ class FedNTD(FedAvg):
     needs_classes = "it distils the logits of the classes that an example does not have"
 
     beta: Real = field(1.0, ge=0, help="weight of the distillation")
-    tau: Real = field(1.0, gt=0, help="its temperature")
+    tau: Real = field(1.0, gt=0, help="temperature of the distillation")
 
     def local(
         self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx

@@ -73,9 +73,9 @@ class FedPAC(Personal, FedAvg):
 
     needs_classes = "it aligns features with each class's mean"
 
-    lam: Real = field(1.0, ge=0, help="λ of the alignment")
-    head_epochs: float = epochs(1.0, "of the pass over the head")
-    head_lr: Real = field(0.1, ge=0, help="its learning rate")
+    lam: Real = field(1.0, ge=0, help="λ, weight of the alignment")
+    head_epochs: float = epochs(1.0, "epochs of the pass over the head")
+    head_lr: Real = field(0.1, ge=0, help="learning rate of the pass over the head")
     payload = frozenset({"sums", "report"})
 
     def init(self, env: Env, net: Tree) -> tuple[Server, tuple]:

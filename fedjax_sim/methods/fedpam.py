@@ -59,12 +59,14 @@ class FedPAM(Personal, FedAvg):
     needs_classes = "its anchors are the head's vectors of classes"
 
     lam: Real = field(30.0, ge=0, off=True, help="λ, weight of the contrast")
-    tau: Real = field(0.5, gt=0, help="τ, its temperature")
+    tau: Real = field(0.5, gt=0, help="τ, temperature of the contrast")
     m: int = field(0, help="width of the features (0: the model's own)")
     variant: str = field(
         "full", choices=VARIANTS, help="pcl: P_k stays the identity; pam: no contrast"
     )
-    infer: str = field("dot", choices=INFER, help="cosine: no bias, over τ")
+    infer: str = field(
+        "dot", choices=INFER, help="logits at evaluation; cosine: no bias, divided by τ"
+    )
     prefers = PREFERRED  # whatever λ and the variant are: they are compared with each other
 
     def check(self) -> None:

@@ -28,7 +28,7 @@ HEAD = 1  # tells the shuffles of the head's epochs from those of the body's
 class FedRep(PrivateHead):
     """As FedPer, but the head first and then the backbone."""
 
-    head_epochs: float = epochs(5.0, "E_h")
+    head_epochs: float = epochs(5.0, "E_h, epochs of the head")
     freeze_head: bool = field(True, help="whether ψ_k is fixed while φ is trained")
 
     def local(

@@ -44,8 +44,12 @@ def rate(value: Any) -> Any:
 class PerFedAvg(Personal, FedAvg):
     """A common start that is good after one local gradient step."""
 
-    alpha: Real | str = field("lr", words=("lr",), ge=0, help="α, the inner step (lr: the run's)")
-    beta: Real | str = field("lr", words=("lr",), ge=0, help="β, the outer one (lr: the run's)")
+    alpha: Real | str = field(
+        "lr", words=("lr",), ge=0, help="α, rate of the inner step (lr: the run's)"
+    )
+    beta: Real | str = field(
+        "lr", words=("lr",), ge=0, help="β, rate of the outer step (lr: the run's)"
+    )
     plain: bool = field(True, help="no momentum, no weight decay in the outer step")
     adapts = True
 

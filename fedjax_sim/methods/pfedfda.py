@@ -135,9 +135,9 @@ class PFedFDA(Personal, FedAvg):
 
     needs_classes = "its head is made of Gaussians of each class's features"
 
-    grid: int = field(21, ge=2, help="values of each β")
+    grid: int = field(21, ge=2, help="grid points of each β")
     cov_jitter: bool = field(
-        False, help="1e-4 on every entry of the local covariance, as in the authors' code"
+        False, help="add 1e-4 to every entry of the local covariance, as the authors' code does"
     )
     has_global_model = False
     adapts = True

@@ -35,11 +35,11 @@ from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Tree, Upload
 class PFedMe(OwnModel):
     """The personal model is a proximal point of the client's copy of the common one."""
 
-    lam: Real = field(15.0, ge=0, help="λ")
-    inner_steps: int = field(5, ge=1, help="K")
-    lr_personal: Real = field(0.01, ge=0, help="η_p")
-    decay_personal: Real = field(0.001, ge=0, help="ρ")
-    beta: Real = field(1.0, ge=0, help="β")
+    lam: Real = field(15.0, ge=0, help="λ, strength of the pull to w")
+    inner_steps: int = field(5, ge=1, help="K, inner steps per minibatch")
+    lr_personal: Real = field(0.01, ge=0, help="η_p, rate of the inner steps")
+    decay_personal: Real = field(0.001, ge=0, help="ρ, weight decay of the inner steps")
+    beta: Real = field(1.0, ge=0, help="β, share of the new mean in Θ")
     needs_sgd = (
         "its personal and its local model move by plain steps of two rates, as its equations say"
     )

@@ -36,7 +36,7 @@ class Server(NamedTuple):
 class Scaffold(Method):
     """Control variates cancel each client's gradient bias."""
 
-    server_lr: Real = field(1.0, ge=0, help="η_g")
+    server_lr: Real = field(1.0, ge=0, help="η_g, learning rate of the server")
     weights = "uniform"
     replaces = (("momentum", "0: it would invalidate the control variates"),)
     needs_sgd = "its control variates are (Θ − w)/(S·η), a mean gradient after plain steps alone"

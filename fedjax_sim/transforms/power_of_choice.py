@@ -51,9 +51,11 @@ def drawn(key: Array, chance: Array, few: int) -> Array:
 class PowerOfChoice(Selection):
     """Of some clients drawn, those with the largest loss take part."""
 
-    candidates: int = field(0, ge=0, help="d (0: twice the participants)")
+    candidates: int = field(0, ge=0, help="d, number of candidates (0: twice the participants)")
     losses: str = field(
-        "last", choices=("last", "now"), help="as last reported, or computed by every candidate"
+        "last",
+        choices=("last", "now"),
+        help="losses as last reported, or computed now by every candidate",
     )
 
     def many(self, env: Env) -> int:

@@ -33,8 +33,8 @@ class ServerOptimizer(Transform):
 
     rule: str = field("sgd", choices=RULES)
     lr: Real = field(1.0, ge=0, help="the server's learning rate")
-    beta1: Real = field(0.9, ge=0, le=1, help="of momentum, Adam and Yogi")
-    beta2: Real = field(0.99, ge=0, le=1, help="of Adam and Yogi")
+    beta1: Real = field(0.9, ge=0, le=1, help="β₁ of momentum, Adam and Yogi")
+    beta2: Real = field(0.99, ge=0, le=1, help="β₂ of Adam and Yogi")
     tau: Real = field(1e-3, gt=0, help="adaptivity of Adam, Yogi and Adagrad")
 
     def check(self) -> None:

@@ -48,7 +48,7 @@ def largest(a: Array, share: float) -> Array:
 class TopK(Transform):
     """Only the largest `share` of an update is sent, the rest is remembered."""
 
-    share: float = field(0.01, gt=0, le=1, help="of the entries of each array")
+    share: float = field(0.01, gt=0, le=1, help="share of each array's entries that is sent")
 
     def begin(self, env: Env, net: Tree) -> Tree:
         return jax.tree.map(jnp.zeros_like, net["params"]) if self.share < 1 else ()

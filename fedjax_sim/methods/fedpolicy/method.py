@@ -114,7 +114,10 @@ class Redistribution(Steered, Personal, SetsUp, Method):
     at nothing."""
 
     weights: str = field(
-        "uniform", choices=("size", "uniform"), help="of the average", kw_only=True
+        "uniform",
+        choices=("size", "uniform"),
+        help="weights of the average: by n_k, or equal",
+        kw_only=True,
     )
     first: str = field(
         "full",
@@ -320,21 +323,22 @@ class FedPolicy(Redistribution):
         choices=tuple(ACTIONS),
         help="blocks, a mask or an interpolation per parameter group, or also what is sent",
     )
-    rule: str = field("", help=f"of agent=rule, such as '{EXAMPLE}'")
+    rule: str = field("", help=f"the rule of agent=rule, such as '{EXAMPLE}'")
     state: str = field(
         "all",
         choices=tuple(STATES),
-        help="ncf no confusion, ncfnla nor accuracy, ocmla no distance, opd …, portable",
+        help="without confusion (ncf), nor own accuracy (ncfnla); without distance (ocmla); "
+        "without server (opd)",
     )
     state_scaling: str = field(
-        "normalised", choices=("normalised", "raw"), help="of confusion and distance"
+        "normalised", choices=("normalised", "raw"), help="scale of confusion and distance"
     )
-    reward: str = field("combined", choices=REWARDS)
-    lam: Real = field(0.25, ge=0, help="λ of combined and mixture")  # type: ignore[misc]
+    reward: str = field("combined", choices=REWARDS, help="one of the equations of r_k")
+    lam: Real = field(0.25, ge=0, help="λ, weight of the global term of the reward")  # type: ignore[misc]
     next_state: str = field(
         "aggregation",
         choices=("aggregation", "participation"),
-        help="when a transition is complete",
+        help="S': after the aggregation, or when the client takes part again",
     )
 
     greedy: bool = field(

@@ -51,29 +51,31 @@ class Settings(Steered, Method):
     )
     body: str = field(
         "auto",
-        help=f"how it is mixed: {', '.join(BODY_RULES)}; auto: weighted, or local in pretrain",
+        help=f"how bodies are mixed: {', '.join(BODY_RULES)}; auto: weighted, or local in pretrain",
     )
-    head: str = field("agent", help=f"how it is mixed: {', '.join(RULES)}")
+    head: str = field("agent", help=f"how heads are mixed: {', '.join(RULES)}")
     head_layers: str = field(
         "all_fc", choices=HEADS, help="all fully connected layers, or the classifier alone"
     )
     beta1: Real = field(1.0, ge=0, help="weight of r1")
     beta2: Real = field(1.0, ge=0, help="weight of r2")
     beta3: Real = field(2.0, ge=0, help="weight of r3")
-    acc_tar: Real = field(1.0, ge=0, help="target of the reward, where it is constant")
+    acc_tar: Real = field(1.0, ge=0, help="target accuracy of the reward, with target=constant")
     target: str = field(
-        "constant",
-        choices=TARGETS,
-        help="acc_tar, or the mean accuracy of the mixtures so far, which fades",
+        "constant", choices=TARGETS, help="acc_tar, or a running mean of the mixtures' accuracy"
     )
-    acc_pre: str = field("before", choices=BEFORE, help="the mixture, or the client's previous one")
-    r3: str = field("paper", choices=FORMS)
+    acc_pre: str = field(
+        "before",
+        choices=BEFORE,
+        help="accuracy to improve on: before mixing, or of the last mixture",
+    )
+    r3: str = field("paper", choices=FORMS, help="r3 as in the paper, or as in the authors' code")
     reward_baseline: bool = field(
-        False, help="exp(acc − acc_tar) counts from its mean over the round instead of from 1"
+        False, help="subtract the round's mean from exp(acc − acc_tar) instead of 1"
     )
     initial_training: bool = field(True, help="every client trains before round 1")
     random_rounds: int = field(
-        50, ge=0, le=MANY, help="an agent's first rounds, with random weights"
+        50, ge=0, le=MANY, help="first rounds of an agent, with random weights"
     )
     every: int = field(
         0,
@@ -86,8 +88,8 @@ class Settings(Steered, Method):
     )
     side: int = field(32, ge=2, le=256, help="layers are projected to side × side")
     embedding: int = field(128, ge=1, le=4096, help="length of a head's embedding")
-    encoder_lr: Real = field(RATE, gt=0, help="of the MHAE")
-    agent: Any = field("ddpg", help="its hyper-parameters: --set pfedrlla.agent.noise=0.03")  # type: ignore[misc]
+    encoder_lr: Real = field(RATE, gt=0, help="learning rate of the MHAE")
+    agent: Any = field("ddpg", help="an agent; hyper-parameters: --set pfedrlla.agent.noise=0.03")  # type: ignore[misc]
 
     def agents_allowed(self) -> Iterable[str]:
         return ("ddpg",)

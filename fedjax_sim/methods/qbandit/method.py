@@ -132,18 +132,18 @@ class QBandit(Steered, Personal, Method):
     needs_classes = "its rewards are accuracies of classes"
 
     agent: Any = field("q_bandit", help="an agent, or its name")  # type: ignore[misc]
-    control: str = field("joint", choices=tuple(CONTROLS), help="what is decided at all")
+    control: str = field("joint", choices=tuple(CONTROLS), help="what the agent decides")
     scope: str = field("client", choices=("client", "round"), help="whose reward an action gets")
     budgets: Any = field("table1", help="table1, a .csv file, or pairs (epochs, layers)")
-    vary: str = field("0", help="v or v:period, budgets that swing by the share v")
+    vary: str = field("0", help="v or v:period: budgets that vary by the share v")
     clip: bool = field(False, help="cut actions to the budgets")
     accuracy: str = field(
         "heldout",
         choices=("heldout", "train"),
-        help="a_k on validation rows, or the round's minibatches",
+        help="where a_k is measured: validation rows, or the round's minibatches",
     )
-    depths: tuple[int, ...] = field((), help="choices of L_k such as 1x3x6 (none: all)")
-    menu: Any = field(MENU, help="choices of E_k")
+    depths: tuple[int, ...] = field((), help="depths L_k to choose from, such as 1x3x6 (none: all)")
+    menu: Any = field(MENU, help="epochs E_k to choose from")
     reward: str = field(
         "accuracy",
         choices=("accuracy", "gain"),
