@@ -15,7 +15,7 @@ from agents import replay as ring
 from agents.node import Real, field
 from agents.types import Agent, Array, Info, Transition, blank, finite, usable_actions
 
-# of one row: a single action that the policy has since come to like must not be all there is
+# the largest weight of a row: no single action of an older policy may dominate
 MOST_IMPORTANCE = 10.0
 
 
@@ -158,7 +158,7 @@ class OnPolicyAgent(Agent):
     def update(
         self, state: OnPolicyState, transitions: Transition, key: Array
     ) -> tuple[OnPolicyState, schedule.Losses]:
-        fresh = self.lessons(transitions)
+        fresh = self.learnable(transitions)
         batch, memory = fresh, state.memory
         if (
             memory is not None

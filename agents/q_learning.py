@@ -19,7 +19,7 @@ class Learner(NamedTuple):
     target: Any  # a copy taken every `target_every` steps; None without bootstrap
     optimiser: Any
     steps: Array  # [] int32, gradient steps taken
-    units: Units  # of what the networks say
+    units: Units  # of the networks' outputs
 
 
 class Units(NamedTuple):
@@ -30,8 +30,7 @@ class Units(NamedTuple):
 
 
 def in_units(params: Any, old: Units, new: Units) -> Any:
-    """A network that says in new units what it said in the old ones: its last layer, rescaled
-    (PopArt)."""
+    """The same network with its outputs in new units: the last layer is rescaled (PopArt)."""
     last = f"Dense_{len(params['params']) - 1}"
     layer = params["params"][last]
     turned = {
@@ -46,8 +45,8 @@ class QAgent(ReplayAgent):
     `target_every`.
 
     Targets are learned around their mean and, where they spread by more than 1, in units of their
-    spread: the network starts at 0, and both the loss and the gradient are cut at 1, so that
-    rewards around −20 are long in reaching it.
+    spread: the network starts at 0, and both the loss and the gradient are cut at 1, so that it
+    would take long to reach rewards around −20.
     """
 
     delta: Real = field(1.0, ge=1e-12, le=1e9, kw_only=True)

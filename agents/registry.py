@@ -102,7 +102,7 @@ def register(
     (<bound method Fixed.act of Fixed(action=0)>, True, False)
     >>> del ENTRIES["calm"], DESCRIPTIONS["calm"]
     """
-    if kind.name == kind.__name__:  # it has not said its name
+    if kind.name == kind.__name__:  # the class has no name of its own
         kind.name = name
     text = description or (kind.__doc__ or "").strip().split("\n")[0]
     ENTRIES[name] = Entry("", "", text, discrete, learns, kind)

@@ -42,7 +42,7 @@ def places(cursor: Array, mask: Array, capacity: int) -> Array:
     >>> print(places(jnp.array(1), jnp.array([True, True, False, True, True]), 3))
     [3 2 3 0 1]
     """
-    rank = jnp.cumsum(mask) - 1  # [B] the how-manieth kept row this is
+    rank = jnp.cumsum(mask) - 1  # [B] its place among the rows that are kept
     kept = mask & (rank >= mask.sum() - capacity)
     return jnp.where(kept, (cursor + rank) % capacity, capacity)
 

@@ -1,5 +1,5 @@
-"""What agents with a replay share: clean, remember, recall, and many gradient steps once enough is
-stored."""
+"""What agents with a replay buffer share: they clean and store transitions, and take many gradient
+steps on samples once enough are stored."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class ReplayAgent(Agent):
     def update(
         self, state: ReplayState, transitions: Transition, key: Array
     ) -> tuple[ReplayState, schedule.Losses]:
-        clean = self.lessons(transitions)
+        clean = self.learnable(transitions)
         statistics = schedule.watch(state.statistics, clean)
         replay = ring.add(state.replay, experience(clean, self.bootstraps), clean.mask)
         rows = schedule.scaled(

@@ -1,5 +1,5 @@
-"""The frame around learning that all agents share: what is seen, what is watched, and when there is
-enough to learn."""
+"""What all agents share: how observations are prepared, which statistics are kept, and when there
+is enough to learn."""
 
 from __future__ import annotations
 

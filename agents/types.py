@@ -1,5 +1,5 @@
-"""The nouns: `Agent`, `Transition`, `Info`; and the checks every agent applies to what it is
-given."""
+"""The records `Agent`, `Transition` and `Info`, and the checks that every agent makes of its
+input."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Agent(Node):
         """A hyper-parameter in the agent's dtype, so that the state never changes its dtype."""
         return jnp.asarray(value, self.dtype)
 
-    def lessons(self, batch: Transition) -> Transition:
+    def learnable(self, batch: Transition) -> Transition:
         """The batch as `clean_transitions` leaves it; what was no choice has the mask False."""
         sizes = self.observation_size, self.num_actions, self.dtype
         clean = clean_transitions(batch, *sizes, continuous=getattr(self, "continuous", False))

@@ -1,5 +1,5 @@
-"""What a round costs on an accelerator that is not there, as its own compiler sees it. A cost
-model, not a stopwatch.
+"""What a round costs on an accelerator that this machine does not have, as its compiler estimates
+it. A cost model: nothing is timed.
 
     python -m benchmarks.accelerators --device v5e --workloads W1,W4
     python -m benchmarks.accelerators --device h100 --methods fedavg,ditto --against lax

@@ -1,4 +1,5 @@
-"""What a federation-round costs on an accelerator that is not there, as its compiler sees it.
+"""What a federation-round costs on an accelerator that this machine does not have, as its compiler
+estimates it.
 
 One round of P policies on one federation, all participants of all policies side by side. A cost
 model, not a stopwatch: cycles are the TPU compiler's own estimates; for a GPU there are none, only

@@ -40,11 +40,11 @@ from fedjax_sim.types import Array, State
 RIDGE = 1e-3
 
 
-def lesson(
+def demonstration(
     sim: Simulation, length: Length, weight: float, price: float, draw: Draw, key: Array
 ) -> dict[str, Array]:
     """What was seen [T, M, S] and decided [T, M, 4] in a run of the oracle, and where it counts."""
-    here, env, state = episodes.opened(sim.stages, draw, key)
+    here, env, state = episodes.start_run(sim.stages, draw, key)
     state = state._replace(clients=set_up(here, env, state, everyone(here)))
     backbone, head = block_masks(env)[1:]
 
@@ -59,13 +59,13 @@ def lesson(
     return lax.scan(one, state, None, length.rounds)[1]
 
 
-def lessons(
+def demonstrations(
     problem: Problem, number: int, weight: float, price: float, lr: float, schedule: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """(features [n, S], decisions [n, 4] of -1 or 1) of `number` federations."""
     sim = problem.simulation(lr=lr, schedule=schedule)
     drawn = problem.draws(sim, TRAINING, 0, number)
-    teach = lambda _, draw, key: lesson(sim, problem.length, weight, price, draw, key)
+    teach = lambda _, draw, key: demonstration(sim, problem.length, weight, price, draw, key)
     found = jax.device_get(jax.jit(episodes.each(teach))(None, drawn.draw, drawn.keys))
     counts = found["counts"]
     return found["seen"][counts], found["decisions"][counts]
@@ -116,7 +116,7 @@ def main(given: list[str] | None = None) -> None:
     length = Length(args.rounds, last=min(search.last, (args.rounds + 1) // 2))
     problem = Problem(over, config, length, args.seed, args.data_dir)
     began = time.perf_counter()
-    seen, decisions = lessons(
+    seen, decisions = demonstrations(
         problem, search.federations, args.weight, args.price, args.lr, args.schedule
     )
     parameters = imitate(seen, decisions)

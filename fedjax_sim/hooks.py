@@ -162,13 +162,13 @@ class Method(Node):
         return {}
 
     def warnings(self, rounds: Sequence[dict[str, Any]]) -> list[str]:
-        """Sentences about what the rounds so far, rows of rounds.csv, show to be wrong; each is
-        said once."""
+        """Warnings about the rounds so far (rows of rounds.csv), a sentence each; each is printed
+        once."""
         return []
 
     # ---- ONE client ------------------------------------------------------------------------------
     def plan(self, env: Env, server: Any, ctx: Ctx) -> Plan:
-        """ONE client: what it gets, gives and does in this round."""
+        """ONE client: what it receives, what it sends and how long it trains in this round."""
         return full_plan(env, ctx.epochs)
 
     def receive(
@@ -240,7 +240,7 @@ class Stats(NamedTuple):
 
 
 class Selects:
-    """It says who takes part; otherwise the participants are drawn uniformly."""
+    """It decides who takes part; otherwise the participants are drawn uniformly."""
 
     def select(self, env: Env, server: Any, t: Array, key: Array, stats: Stats) -> Array:
         """[M] different client numbers, all eligible; where a round has fewer participants, the
@@ -267,7 +267,7 @@ class Finishes:
 
 
 class Controlled:
-    """An agent of `agents/` decides on the clients' plans, and learns from what comes of them.
+    """An agent of `agents/` decides on the clients' plans, and learns from the results.
 
     `fedjax-sim train` trains it for later runs: with `training` as options of the method; they take
     over `hands_over`.

@@ -1,4 +1,5 @@
-"""For which kind of device code is being written down, and how to compile what runs only once.
+"""The kind of device for which a function is traced, and quick compilation of programs that run
+once.
 
 Some functions have two forms with equal values, one for CPUs and one for accelerators. They ask
 `target()` while they are traced. `jax.default_backend()` is the wrong question there: `jax.export`

@@ -23,8 +23,8 @@ def square_norm(a: Tree) -> Array:
 
 
 def norm(a: Tree) -> Array:
-    """[] Euclidean norm, to the precision of fast products: for a look at it. Matrices on a TPU as
-    in `_witness`."""
+    """[] Euclidean norm, approximate on accelerators (fast products): for logs. Matrices on a TPU
+    as in `_witness`."""
 
     def square(x: Array) -> Array:
         if target() == "tpu" and jnp.ndim(x) == 2:

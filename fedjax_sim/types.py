@@ -1,4 +1,4 @@
-"""The nouns of the simulator. Shapes: N clients, M cohort slots, K peers, G parameter groups, C
+"""The records of the simulator. Shapes: N clients, M cohort slots, K peers, G parameter groups, C
 classes.
 
 A *net* is `{"params": {group: …}, "batch_stats": {group: …}}`: everything a model needs to predict.
@@ -72,7 +72,7 @@ class Plan(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What ONE client hands to the server."""
+    """What ONE client sends to the server."""
 
     net: Tree  # averaged per group over those who send the group, with `weight`
     weight: Scalar  # n_k, 1, a Fisher trace, …; the engine sets it to 0 for a diverged client

@@ -22,8 +22,9 @@ import jax
 import pytest
 from jaxtyping import install_import_hook
 
-CHECKED = [f"fedjax_sim.{room}" for room in ("engine", "local", "models", "plans")]
-# shapes in the signatures of these rooms are checked whenever a test calls a function of theirs
+CHECKED = [f"fedjax_sim.{name}" for name in ("engine", "local", "models", "plans")]
+# shapes in the signatures of these subpackages are checked whenever a test calls one of their
+# functions
 install_import_hook(CHECKED, "shapes.checked")
 
 from fedjax_sim.methods import METHODS  # noqa: E402

@@ -27,11 +27,11 @@ from jaxtyping import Float, Int, Shaped
 from fedjax_sim.engine.layout import CLIENTS, Layout
 from fedjax_sim.engine.mesh import (
     NOWHERE,
-    at_home,
     collect,
-    found_rows,
     gather_rows,
+    locate,
     over_mesh,
+    own_rows,
     put,
     scatter_rows,
     take,
@@ -274,7 +274,7 @@ def client_pass(
         task = lambda env, client, slot: one(env, server, client, slot)
         tables, units = deal(
             layout, steps, capacity
-        )  # every device deals for all: cheaper than telling each other
+        )  # every device computes the whole table: cheaper than messages
         me = 0 if layout.mesh is None else lax.axis_index(CLIENTS)
         table, count = tables[me], capacity if counted else units[me]
         if layout.mesh is None or not stateful:
@@ -283,10 +283,10 @@ def client_pass(
             return collect(layout, done[:3]), done.clients
         size, mine = slots.row.shape[0], table.reshape(-1)  # my cohort positions, M = empty
         wanted = tables.reshape(-1)  # everybody's positions, device by device
-        place, here = at_home(shard, slots.row.at[wanted].get(mode="clip"))
+        place, here = locate(shard, slots.row.at[wanted].get(mode="clip"))
         here &= wanted < size
         # the clients this device trains, from wherever they live: [capacity·chunk, …]
-        moved = scatter_rows(found_rows(shard, place, here))
+        moved = scatter_rows(own_rows(shard, place, here))
         place_of = (
             jnp.full(size + 1, mine.shape[0], jnp.int32)
             .at[mine]
@@ -383,7 +383,7 @@ def each_in_cohort(
 
     def share(everywhere: tuple, shard: Client) -> tuple[Tree, tuple]:
         env, server, ctx, row = everywhere
-        place, here = at_home(shard, row)
+        place, here = locate(shard, row)
         read = lambda i: fn(env, server, take(shard, place[i]), take(ctx, i))
         if width > 1:
             results = in_chunks(width, read, everyone)

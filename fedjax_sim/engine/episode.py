@@ -1,11 +1,11 @@
-"""A whole run as ONE pure function, and federations padded to a common shape: many runs are a
-mapped axis.
+"""A whole run as ONE pure function, and federations padded to a common shape, so that many runs are
+one mapped axis.
 
     episode(parameters, draw, key) -> Scores
 
-`parameters` is what an agent knows, `draw` a federation with who takes part in it, `key` the raw
-key of a run's seed. The rounds are the engine's own, so an episode is `fedjax_sim.run` of the same
-federation, seed and method. `vmap` it over parameters (policies of a population: same
+`parameters` are what an agent has learned, `draw` is a federation with its participants, `key` the
+raw key of a run's seed. The rounds are the engine's own, so an episode is `fedjax_sim.run` of the
+same federation, seed and method. `vmap` it over parameters (policies of a population: same
 participants, same minibatches), over draws, or over both; `each` says how.
 """
 
@@ -46,7 +46,7 @@ class Draw(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What came of a run: means over its last evaluations."""
+    """The results of a run: means over its last evaluations."""
 
     common: Array  # []  the primary metric of the common model on the global test set
     clients: Array  # []  of the clients' own models on their own rows, mean over clients
@@ -97,8 +97,8 @@ def padded(
 ) -> tuple[list[Federation], np.ndarray]:
     """(the federations in one pool and of one shape, [F] how many clients each one really has).
 
-    clients, examples (of a client, split by split): at least so many places, also where no
-    federation needs them.
+    clients, examples (of a client, per split): the least number of places, even if no federation
+    needs so many.
     """
     moved, x, y = one_pool(feds)
     first = moved[0]
@@ -213,7 +213,7 @@ class Length:
             )
 
 
-def opened(
+def start_run(
     r: Round, draw: Draw, key: Array, mapped: tuple[str, ...] = ()
 ) -> tuple[Round, Env, State]:
     """The stages, the environment and the first State of a run on a draw; clients are not set
@@ -237,7 +237,7 @@ def make_episode(
     r = simulation.stages
 
     def episode(parameters: Tree, draw: Draw, key: Array) -> Scores:
-        here, inside, state = opened(r, draw, key, mapped)
+        here, inside, state = start_run(r, draw, key, mapped)
         if parameters is not None:
             state = replace_at(state, parts, parameters)
         state = state._replace(clients=set_up(here, inside, state, everyone(here)))

@@ -45,8 +45,8 @@ def make_layout(chunk: int, devices: int) -> Layout:
 
 
 def one_machine(mesh: Mesh) -> bool:
-    """Whether the devices are cores of one machine, which share its memory and call each other for
-    nothing."""
+    """Whether the devices are cores of one machine, which share its memory and communicate at no
+    cost."""
     return all(
         d.platform == "cpu" and d.process_index == mesh.devices.flat[0].process_index
         for d in mesh.devices.flat

@@ -97,7 +97,7 @@ def scatter_rows(tree: Tree) -> Tree:
     return _as_one(share, tree)
 
 
-def at_home(
+def locate(
     shard: Tree, row: Int[Array, " wanted"]
 ) -> tuple[Int[Array, " wanted"], Bool[Array, " wanted"]]:
     """Global row numbers -> (their places in this device's shard, whether they live here); inside a
@@ -107,7 +107,7 @@ def at_home(
     return place, (place >= 0) & (place < rows_here)
 
 
-def found_rows(shard: Tree, place: Int[Array, " wanted"], here: Bool[Array, " wanted"]) -> Tree:
+def own_rows(shard: Tree, place: Int[Array, " wanted"], here: Bool[Array, " wanted"]) -> Tree:
     """Rows of this device's shard, zero where they live elsewhere."""
     wide = lambda a: here.reshape(-1, *[1] * (a.ndim - 1))
     return jax.tree.map(
@@ -119,7 +119,7 @@ def copy_clients(layout: Layout, stored: Tree, row: Int[Array, " peers"]) -> Tre
     """The client states `row` of [N, …], copied to every device: K of them, never N."""
     if layout.mesh is None or not jax.tree.leaves(stored):
         return take(stored, row)
-    share = lambda row, shard: (collect(layout, found_rows(shard, *at_home(shard, row))), ())
+    share = lambda row, shard: (collect(layout, own_rows(shard, *locate(shard, row))), ())
     return over_mesh(layout, share, row, stored)[0]
 
 

@@ -49,7 +49,7 @@ class Data(NamedTuple):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """What is known of a round while it is written down: part of the program, no array."""
+    """What is known about a round while it is traced: static, not an array."""
 
     same_epochs: bool  # every client that trains does Env.max_epochs
 

@@ -27,7 +27,7 @@ from fedjax_sim.hooks import Controlled, Peers, Personal, Selects, Stats
 from fedjax_sim.local import steps_for
 from fedjax_sim.local.optim import Schedule
 from fedjax_sim.local.score import primary, score_client
-from fedjax_sim.local.sgd import put_away
+from fedjax_sim.local.sgd import as_stored
 from fedjax_sim.platform import exact, target
 from fedjax_sim.tree import finite, norm, square_norm, subtract
 from fedjax_sim.types import (
@@ -185,12 +185,12 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
     if env.bn_local:
         net = {**net, "batch_stats": client.batch_stats}
     after, up = method.local(env, net, server, taking, ctx)
-    after = put_away(after, client)
+    after = as_stored(after, client)
     spent, after = after.spent, after._replace(spent=())
     kept = (after.own, after.confusion, after.optimizer, up.resident)
     length, began = norm(subtract(up.net["params"], net["params"])), norm(net["params"])
-    # never not a number where all is finite; but whoever writes the client's row now waits for what
-    # reads the old one
+    # the second term is always true where all is finite; it makes the write of the client's row
+    # wait until the old one has been read
     sound = finite((up.net, up.sums, up.weight, kept)) & ~jnp.isnan(length + began)
     ok = slot.active & sound
     resident = up.net if up.resident is None else up.resident
@@ -240,7 +240,7 @@ def probe(
 EXPLODES, EXPLODES_ALONE = 10.0, 100.0  # times the model it started from
 
 
-def watched(
+def exploding_updates(
     length: Float[Array, " participants"],
     began: Float[Array, " participants"],
     ok: Bool[Array, " participants"],
@@ -329,7 +329,7 @@ def aggregate(
 def round_log(
     r: Round, env: Env, state: State, round_plan: RoundPlan, outcome: Outcome, cohort: Cohort
 ) -> dict:
-    """What is counted and averaged of every method's round."""
+    """Counts and means that are logged for every method."""
     slots, reports = round_plan.slots, outcome.reports
     average = jnp.where(cohort.ok, jnp.stack([reports["loss"], reports["accuracy"]]), 0).sum(
         1
@@ -349,7 +349,7 @@ def round_log(
         steps_executed=totals.executed,
         train_loss=average[0],
         train_accuracy=average[1],
-        **watched(reports["length"], reports["began"], cohort.ok, cohort.ids),
+        **exploding_updates(reports["length"], reports["began"], cohort.ok, cohort.ids),
     )
     if r.probe:
         log["probe_ids"] = jnp.where(cohort.ok, cohort.ids, -1)

@@ -90,7 +90,9 @@ class Simulation:
 
     def shapes(self, net: Tree) -> tuple[Tree, Client]:
         """Shapes of the server's state and of ONE client's; nothing is computed."""
-        return jax.eval_shape(lambda n, d: beginnings(self.stages, self.open(d), n), net, self.data)
+        return jax.eval_shape(
+            lambda n, d: initial_states(self.stages, self.open(d), n), net, self.data
+        )
 
     @property
     def most_rounds(self) -> int:
@@ -142,7 +144,7 @@ def simulate(
     if (control := method.ask(Controlled)) is not None:
         control.make_agent(
             dataclasses.replace(env, fed=fed)
-        )  # what is wrong is said before anything is built
+        )  # bad input is refused before anything is built
     return compiled(r, make_data(r, fed), eval_every, capacity)
 
 
@@ -177,7 +179,8 @@ def compiled(r: Round, data: Data, eval_every: int, capacity: int) -> Simulation
 
 
 def equal_work(env: Env, fed: Federation) -> Env:
-    """With `Env.even` and `Env.full`: what is known of everybody's minibatches before any round."""
+    """With `Env.even` and `Env.full`: what is known about all clients' minibatches before the first
+    round."""
     size = np.asarray(fed.size["train"])
     batches = -(-size // env.batch_size)
     even = bool((batches == max(1, -(-fed.rows["train"].shape[1] // env.batch_size))).all())
@@ -208,7 +211,7 @@ def set_up(r: Round, env: Env, state: State, who: Int[Array, " some_clients"]) -
 
 
 @in_its_precision
-def beginnings(r: Round, env: Env, net: Tree) -> tuple[Tree, Client]:
+def initial_states(r: Round, env: Env, net: Tree) -> tuple[Tree, Client]:
     """(the server's state, ONE client's) before anything happened."""
     server, own = env.method.init(env, net)
     one = Client(
@@ -223,7 +226,7 @@ def beginnings(r: Round, env: Env, net: Tree) -> tuple[Tree, Client]:
 
 def blank_state(r: Round, env: Env, key: Array, net: Tree) -> State:
     """The State before anything happened on the clients: a pure function, also inside a trace."""
-    server, one = beginnings(r, env, net)
+    server, one = initial_states(r, env, net)
     rows = r.layout.padded(r.num_stored)
     clients = jax.tree.map(lambda a: jnp.broadcast_to(a, (rows, *jnp.shape(a))), one)
     state = State(jnp.int32(0), key, server, clients, ())

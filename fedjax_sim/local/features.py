@@ -15,7 +15,7 @@ from fedjax_sim.platform import exact
 from fedjax_sim.types import Array, Count, Env, Scalar, Tree
 
 ROWS = 64  # rows of a client passed through the model at once
-LOOKED_AT = 64  # images on which a feature must answer once to count as alive, about
+LOOKED_AT = 64  # about how many images; a feature above 0 on one of them is alive
 
 
 class Statistics(NamedTuple):

@@ -123,7 +123,7 @@ ONE_STATE = (
 )
 
 
-def put_away(client: Client, had: Client) -> Client:
+def as_stored(client: Client, had: Client) -> Client:
     """The client as it is stored; `had` is how it was before the round."""
     if not jax.tree.leaves(had.optimizer):
         return client
@@ -134,7 +134,7 @@ def put_away(client: Client, had: Client) -> Client:
 
 # ---- the loop ------------------------------------------------------------------------------------
 class Plugs(NamedTuple):
-    """What a method does otherwise in a step; see `local_sgd`."""
+    """What a method changes in a step; see `local_sgd`."""
 
     objective: Callable
     gradient: Callable | None

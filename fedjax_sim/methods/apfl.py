@@ -39,8 +39,8 @@ class Own(NamedTuple):
 
 
 def pair(a: Tree, b: Tree) -> Tree:
-    """Two nets as one whose groups hold both: plugs and optimisers that go by group need not
-    know."""
+    """Two nets as one whose groups hold both: plugs and optimisers that work group by group need no
+    change."""
     return {kind: {name: (a[kind][name], b[kind][name]) for name in a[kind]} for kind in a}
 
 

@@ -42,7 +42,7 @@ from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Tree, Upload
 SILENT, SILENT_FOR = (
     0.4,
     10,
-)  # rounds with a smaller share of live features are worth a word; healthy ones had 0.5
+)  # a run with a smaller share of live features warns; healthy ones had 0.5
 PRIVATE = (  # where P_k stands among the parameters while a client trains; no group of the model
     "adjust"
 )

@@ -1,7 +1,7 @@
 """Figures of a run: plain numbers computed on the host from the program's logs and scores.
 Accuracies are fractions in [0, 1].
 
-Five rooms deal with results, one step each: `metrics` defines the sums over rows and the values
+Five places deal with results, one step each: `metrics` defines the sums over rows and the values
 computed from them; `local.score` adds up for ONE predictor on given rows; `engine.evaluation`
 decides which model is scored on whose rows (the modes); this module computes thresholds, bests over
 rounds and summary.json; `report` draws them. No JAX.
@@ -206,7 +206,7 @@ def progress_figures(
 
 
 def explosion_figures(rounds: Sequence[Row]) -> dict[str, Any]:
-    """How many finite updates exploded (see `engine.round.watched`), and the client with the
+    """How many finite updates exploded (`engine.round.exploding_updates`), and the client with the
     largest one of each such round.
 
     >>> explosion_figures(

@@ -117,7 +117,7 @@ class AgentSelection(Selection):
         ]
         return jnp.stack([part.astype(env.dtype) for part in parts], 1)
 
-    def wishes(self, env: Env, mine: Memory, t: Array, key: Array) -> Array:
+    def preferences(self, env: Env, mine: Memory, t: Array, key: Array) -> Array:
         """[N] how much the agent wants each client, before noise."""
         agent = self.sized_agent(env)
         if self.evolved:
@@ -127,7 +127,7 @@ class AgentSelection(Selection):
         return jnp.log(jax.vmap(wanted)(self.states(env, mine, t)) + 1e-6)
 
     def select(self, env: Env, server: Around, t: Array, key: Array, stats: Stats) -> Array:
-        wanted = self.wishes(env, server.mine, t, key)
+        wanted = self.preferences(env, server.mine, t, key)
         score = wanted + jax.random.gumbel(jax.random.fold_in(key, 1), wanted.shape, env.dtype)
         return lax.top_k(jnp.where(stats.eligible, score, -jnp.inf), env.cohort)[1]
 

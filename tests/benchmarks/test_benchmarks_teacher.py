@@ -25,7 +25,7 @@ def problem():
 
 def test_where_bytes_cost_all_the_oracle_exchanges_only_the_least(problem):
     """A participant cannot take nothing, so that it takes the head; it sends nothing."""
-    seen, decisions = teacher.lessons(problem, 2, 0.0, 1e6, 0.1, "cosine")
+    seen, decisions = teacher.demonstrations(problem, 2, 0.0, 1e6, 0.1, "cosine")
     assert len(seen) == len(decisions) > 0 and seen.shape[1] == 9
     assert (decisions == [-1, 1, -1, -1]).all()
     found = teacher.agreement(teacher.imitate(seen, decisions), seen, decisions)

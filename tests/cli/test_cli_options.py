@@ -17,7 +17,7 @@ from fedjax_sim.experiment.tree import SETTINGS
 
 __all__ = ["empty_folder"]  # used by every test
 
-ROOM = pathlib.Path(parsers.__file__).parents[1]
+PACKAGE = pathlib.Path(parsers.__file__).parents[1]
 PARSER = parsers.make_parser()
 SUBS = next(a.choices for a in PARSER._actions if isinstance(a.choices, dict))
 TINY = [*(word for word in SMALL if word != "--quiet"), "--rounds", "2"]
@@ -132,7 +132,7 @@ def test_every_option_is_looked_at(command, work, capsys):
 def test_every_setting_of_a_run_is_used_by_somebody():
     """A field of an Experiment that no module asks for would be an option without effect."""
     read: set[str] = set()
-    for file in ROOM.rglob("*.py"):
+    for file in PACKAGE.rglob("*.py"):
         if file.parent.name not in ("cli", "experiment"):
             tree = ast.parse(file.read_text())
             read |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}

@@ -144,7 +144,10 @@ def answers() -> dict[str, dict]:
     environment |= {
         "FEDJAX_SIM_CACHE": "off",
         "PYTHONPATH": os.pathsep.join(
-            map(str, (ROOT, HERE, *(ROOT / "tests" / room for room in ("", "support", "methods"))))
+            map(
+                str,
+                (ROOT, HERE, *(ROOT / "tests" / folder for folder in ("", "support", "methods"))),
+            )
         ),
     }
     done = subprocess.run(

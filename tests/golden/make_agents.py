@@ -88,7 +88,7 @@ def played(case: str) -> tuple[Any, Any, list[agents.Transition], Any]:
             batches.append(experience(agent, state, seed))
             key = jax.random.key(5)
             if name in NETWORKS:
-                clean = agent.lessons(batches[-1])
+                clean = agent.learnable(batches[-1])
                 rows = replay_agent.experience(clean, state.replay.rows.done is not None)
                 drawn = ring.sample(ring.add(state.replay, rows, clean.mask), key, (2, 8))
             state, _ = jax.jit(agent.update)(state, batches[-1], key)

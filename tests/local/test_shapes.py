@@ -1,4 +1,4 @@
-"""A wrong shape or type in a call of a checked room is an error; see tests/conftest.py."""
+"""A wrong shape or type in a call of a checked subpackage is an error; see tests/conftest.py."""
 
 import jax
 import jax.numpy as jnp

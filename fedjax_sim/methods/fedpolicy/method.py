@@ -110,8 +110,8 @@ def check_run(env: Env) -> None:
 
 
 class Redistribution(Steered, Personal, SetsUp, Method):
-    """Somebody decides which block of the aggregate a participant gets back; static policies look
-    at nothing."""
+    """A policy decides which block of the aggregate a participant gets back; static ones observe
+    nothing."""
 
     weights: str = field(
         "uniform",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fs
-from fedjax_sim.engine.round import watched
+from fedjax_sim.engine.round import exploding_updates
 from fedjax_sim.report.text import warnings
 
 BAD = 2
@@ -79,10 +79,10 @@ def test_healthy_clients_are_not(caplog):
 )
 def test_what_explodes(length, began, count):
     ok = jnp.array([True, True, True, True])
-    found = watched(jnp.array(length), jnp.array(began), ok, jnp.arange(4) + 10)
+    found = exploding_updates(jnp.array(length), jnp.array(began), ok, jnp.arange(4) + 10)
     assert int(found["exploding"]) == count
     assert int(found["exploding_id"]) == (12 if count else -1)
-    nobody = watched(jnp.array(length), jnp.array(began), ~ok, jnp.arange(4))
+    nobody = exploding_updates(jnp.array(length), jnp.array(began), ~ok, jnp.arange(4))
     assert (
         int(nobody["exploding"]),
         float(nobody["update_norm"]),

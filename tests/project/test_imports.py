@@ -1,9 +1,8 @@
-"""Who may import whom: the rooms of the package, read from the source (imports for type checkers do
-not count).
+"""Which subpackage may import which, read from the source (imports for type checkers do not count).
 
-A room is a module or a folder directly below `fedjax_sim`, and `agents`. `ALLOWED` is the whole
-rule: a room imports itself and what stands there, a part of a room where only that part is named.
-What is allowed "inside functions" must not be loaded with the module.
+A subpackage is a module or a folder in `fedjax_sim`, or `agents`. `ALLOWED` is the whole rule: a
+subpackage imports itself and what stands there (only a part of another one where only that part is
+named). What is allowed "inside functions" must not be loaded with the module.
 """
 
 from __future__ import annotations
@@ -158,7 +157,7 @@ def place(module: str) -> str | None:
     return rest if rest and known else "__init__"
 
 
-def room_of(name: str) -> str:
+def subpackage_of(name: str) -> str:
     return "agents" if name.startswith("agents") else name.split(".")[1]
 
 
@@ -166,36 +165,43 @@ def stands_in(place: str, allowed: set[str]) -> bool:
     return any(place == one or place.startswith(one + ".") for one in allowed)
 
 
-def violations(room: str, name: str, imports: tuple[Import, ...]) -> list[str]:
+def violations(subpackage: str, name: str, imports: tuple[Import, ...]) -> list[str]:
     """One sentence for every import that the table does not allow."""
     found = []
     for line, module, lazy in imports:
         target = place(module)
-        allowed = {room, *ALLOWED[room], *(INSIDE_FUNCTIONS.get(room, ()) if lazy else ())}
+        allowed = {
+            subpackage,
+            *ALLOWED[subpackage],
+            *(INSIDE_FUNCTIONS.get(subpackage, ()) if lazy else ()),
+        }
         if target is not None and not stands_in(target, allowed):
             found.append(
-                f"{name}, line {line}: '{room}' imports '{module}'; allowed:"
+                f"{name}, line {line}: '{subpackage}' imports '{module}'; allowed:"
                 f" {', '.join(sorted(allowed))}"
             )
     return found
 
 
-@pytest.mark.parametrize("room", sorted({room_of(name) for name in modules()}))
-def test_a_room_imports_only_its_neighbours(room):
-    assert room in ALLOWED, f"'{room}' is new: say in ALLOWED what it may import"
-    mine = [name for name in modules() if room_of(name) == room]
-    found = [one for name in mine for one in violations(room, name, read(name))]
+@pytest.mark.parametrize("subpackage", sorted({subpackage_of(name) for name in modules()}))
+def test_a_subpackage_imports_only_its_neighbours(subpackage):
+    assert subpackage in ALLOWED, f"'{subpackage}' is new: say in ALLOWED what it may import"
+    mine = [name for name in modules() if subpackage_of(name) == subpackage]
+    found = [one for name in mine for one in violations(subpackage, name, read(name))]
     assert not found, "\n".join(["", *found])
 
 
 def neighbours() -> dict[str, set[str]]:
-    """Room -> the rooms that it imports, lazily or not."""
+    """Subpackage -> the subpackages that it imports, lazily or not."""
     found: dict[str, set[str]] = {}
     for name in modules():
-        rooms = {
-            room_of(f"fedjax_sim.{p}" if not p.startswith("agents") else p) for p in places(name)
+        subpackages = {
+            subpackage_of(f"fedjax_sim.{p}" if not p.startswith("agents") else p)
+            for p in places(name)
         }
-        found.setdefault(room_of(name), set()).update(rooms - {room_of(name), "__init__"})
+        found.setdefault(subpackage_of(name), set()).update(
+            subpackages - {subpackage_of(name), "__init__"}
+        )
     return found
 
 
@@ -204,17 +210,21 @@ def places(name: str) -> list[str]:
 
 
 def cycle(graph: dict[str, set[str]]) -> list[str]:
-    """Rooms that import each other in a circle; [] for none."""
-    left = {room: set(others) for room, others in graph.items()}
-    while free := [room for room, others in left.items() if not others & set(left)]:
-        for room in free:
-            del left[room]
+    """Subpackages that import each other in a circle; [] for none."""
+    left = {subpackage: set(others) for subpackage, others in graph.items()}
+    while free := [subpackage for subpackage, others in left.items() if not others & set(left)]:
+        for subpackage in free:
+            del left[subpackage]
     return sorted(left)
 
 
 def test_no_rooms_import_each_other_in_a_circle():
     """Imports inside functions count; the package's own file, which names everything, does not."""
-    graph = {room: others for room, others in neighbours().items() if room != "__init__"}
+    graph = {
+        subpackage: others
+        for subpackage, others in neighbours().items()
+        if subpackage != "__init__"
+    }
     assert len(graph) > 15 and "runner" in graph["api"] and "api" in graph["cli"]
     assert cycle(graph) == []
     assert cycle({"runner": {"cli"}, "cli": {"api"}, "api": {"runner"}, "data": set()}) == [
@@ -314,7 +324,7 @@ def test_the_reader_sees_every_kind_of_import():
 
 
 @pytest.mark.parametrize(
-    "room, statement, said",
+    "subpackage, statement, said",
     [
         (
             "methods",
@@ -342,22 +352,24 @@ def test_the_reader_sees_every_kind_of_import():
         ("data", "from fedjax_sim.models import build", "'data' imports 'fedjax_sim.models.build'"),
     ],
 )
-def test_a_door_that_is_closed(room, statement, said):
-    (found,) = violations(room, "here", tuple(imports_of(statement, f"fedjax_sim.{room}")))
+def test_a_forbidden_import_is_named(subpackage, statement, said):
+    (found,) = violations(
+        subpackage, "here", tuple(imports_of(statement, f"fedjax_sim.{subpackage}"))
+    )
     assert said in found
 
 
 def test_doors_that_are_open():
-    for room, statement in (
+    for subpackage, statement in (
         ("methods", "def f():\n    import agents.sac"),
         ("methods", "from fedjax_sim.methods.fedavg import FedAvg"),
         ("engine", "from fedjax_sim.data.federation import Federation"),
         ("runner", "from fedjax_sim import __version__"),
         ("data", "import numpy, jax"),
     ):
-        assert not violations(room, "here", tuple(imports_of(statement, f"fedjax_sim.{room}"))), (
-            statement
-        )
+        assert not violations(
+            subpackage, "here", tuple(imports_of(statement, f"fedjax_sim.{subpackage}"))
+        ), statement
 
 
 def long_functions(source: str) -> list[str]:
@@ -374,7 +386,9 @@ def long_functions(source: str) -> list[str]:
 
 def test_no_function_is_longer_than_a_page():
     files = [
-        path for room in ("fedjax_sim", "agents") for path in sorted((ROOT / room).rglob("*.py"))
+        path
+        for subpackage in ("fedjax_sim", "agents")
+        for path in sorted((ROOT / subpackage).rglob("*.py"))
     ]
     assert len(files) > 100
     found = {str(path.relative_to(ROOT)): long_functions(path.read_text()) for path in files}
