@@ -14,6 +14,7 @@ root_doc = "index"  # README.md and the tables of contents, which a code host wo
 exclude_patterns = ["_build", "README.md"]
 myst_heading_anchors = 3  # links to headings, as on a code host
 highlight_language = "none"  # commands; other blocks name their language
+smartquotes = False  # two dashes are an option
 html_theme = "furo"
 html_title = f"fedjax_sim {version}"
 html_static_path = html_css_files = ["site.css"]

@@ -12,11 +12,11 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 RENAMED = {"compare": "curves"}  # the picture's name: the report's name of it
-WIDTH = 1100  # pixels: enough for a page, and small in the repository
+WIDTH = 1100  # pixels at most: enough for a page, and small in the repository
 
 
 def main() -> None:
-    page = (HERE / "gallery.md").read_text()
+    page = (HERE / "gallery.md").read_text().replace("\\\n", " ")
     commands = [
         line
         for block in re.findall(r"^```\n(.*?)^```", page, re.M | re.S)
@@ -41,8 +41,9 @@ def shrink(source: pathlib.Path, target: pathlib.Path) -> None:
 
     target.parent.mkdir(exist_ok=True)
     with Image.open(source) as picture:
-        height = round(picture.height * WIDTH / picture.width)
-        small = picture.convert("RGB").resize((WIDTH, height), Image.Resampling.LANCZOS)
+        width = min(WIDTH, picture.width // 2)
+        height = round(picture.height * width / picture.width)
+        small = picture.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
         small.quantize(128).save(target, optimize=True)
 
 

@@ -69,7 +69,7 @@ def section(names: list[str]) -> str:
             lines += ["| option | default | allowed | |", "|---|---|---|---|", *options, ""]
         more = (inspect.getdoc(method) or "").split("\n\n", 1)[1:]
         if more:
-            lines += [*textwrap.wrap(" ".join(more[0].split()), 100), ""]
+            lines += rendered(more[0])
     return "\n".join(lines)
 
 
@@ -98,8 +98,8 @@ def kind_of(paragraph: str) -> str:
 def prose(paragraph: str) -> list[str]:
     """Sentences, with the facts about a method on lines of their own."""
     out = []
-    for part in re.split(r"\s+(?=(?:Wire|State|Evaluated): )", " ".join(paragraph.split())):
-        fact = re.match(r"(Wire|State|Evaluated): (.*)", part)
+    for part in re.split(r"\s+(?=(?:Wire|State|Evaluated|Logged): )", " ".join(paragraph.split())):
+        fact = re.match(r"(Wire|State|Evaluated|Logged): (.*)", part)
         text = f"* **{fact[1]}**: {escaped(fact[2])}" if fact else escaped(part)
         if out and fact and not out[-1].startswith(("* ", "  ")):
             out.append("")

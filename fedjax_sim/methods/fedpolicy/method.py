@@ -9,21 +9,25 @@ model goes back.
     server   Θ ← (1/|K|) Σ_k trained_k
     reward   r_k = [acc(trained_k) − acc(resident_k)] + λ [ACC(Θ⁺) − ACC(Θ)]
              combined; its two terms alone: local, global
-             r_k = ACC(Θ⁺) − ACC(Θ⁺ without k)                  contribution, see there
+             r_k = ACC(Θ⁺) − ACC(Θ⁺ without k)                  contribution
              r_k = [acc(trained_k) − acc(resident_k)] + λ [ACC(Θ⁺) − ACC(Θ⁺ without k)]   mixture
 
-acc: on the client's own validation rows; ACC: on the server's. Test data is never looked at.
-Transitions are stored after aggregation: S'_k from trained_k and Θ⁺ (next_state=aggregation, the
-paper's) or, complete only then, what is seen of the client when it takes part again
-(participation). Before its first participation a client's resident model is Θ⁰, parts of which
-would enter the average untrained: only `full` is available then (first=any: every action, the
-paper's). Agents: any of `agents/`, the static policies full, backbone, head, and `oracle`, which
-tries every candidate on the client's validation rows and takes the one with the lowest loss
-(greedy, not an upper bound). Static policies and random are the methods of these names; they need
-no validation rows, and without any their reward is not known (nan).
+acc is measured on the client's own validation rows, ACC on the server's; test rows are never used.
+A transition is stored after the aggregation, with S'_k from trained_k and Θ⁺
+(next_state=aggregation, as in the paper), or when the client takes part again, with what is
+observed of it then (participation).
 
-What a client kept goes into the average as well (send=all, the paper's); with send=taken only
-what it took is sent, a share of a group with that weight. Rules without learning: `rules`.
+Before its first participation a client's resident model is Θ⁰, parts of which would enter the
+average untrained. So only `full` is available then; first=any allows every action, as in the paper.
+
+Agents are any of `agents/`, the static policies full, backbone and head, and `oracle`, which tries
+every candidate on the client's validation rows and takes the one with the lowest loss (greedy, not
+an upper bound). Static policies and random are also methods of these names. They need no validation
+rows, and without any their reward is unknown (nan).
+
+What a client kept enters the average too (send=all, as in the paper). With send=taken a client
+sends only what it took; a group that it took in part counts with that weight. Rules without
+learning: `docs/rules.md`.
 
 Wire: |block| down, |w| up (C² + 1 report floats are not counted, as in the paper); with
 send=taken |block| up.

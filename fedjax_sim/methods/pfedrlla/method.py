@@ -1,8 +1,8 @@
 """pFedRLLA: no global model; each participant's next model is a mixture of its own and of the
 previous participants' models.
 
-K': the m participants of the previous round (round 1: this round's); e: embeddings of heads
-(`encoder`); part by part
+K' are the m participants of the previous round (in round 1 those of this round), e embeddings of
+heads. Part by part:
 
     body     Ψ_k ← ρ_k Ψ_k + Σ_{K'} ρ_j Ψ_j,    ρ_j = n_j / (n_k + Σ_{K'} n_j)      convolutions
     state    s_k = (e_{k'_1}, …, e_{k'_m}, e_k)                                  128 (m + 1) numbers
@@ -14,18 +14,19 @@ K': the m participants of the previous round (round 1: this round's); e: embeddi
 One DDPG agent with a softmax actor serves all clients; episodes have one step. It is shown K' in
 the order of their similarity to the client (cosines of embeddings), so that its weights do not
 depend on the order in which a cohort was drawn (`agents.ranked`); the paper leaves that order open.
-A previous participant that failed to report is masked: its logit, its size and its similarity count
-nothing. Before round 1 every client trains E epochs from the common start (not counted as a round).
-Models are read from the clients' states, m of them per round. When agent and encoder learn,
-and what pre-training is: `regimes`. A model of fully connected layers only is all head.
+A previous participant that failed to report is masked, with its logit, its size and its similarity.
 
-Beside the paper's (data sizes, the agent): heads by their similarity, by the classes that clients
-share (an oracle: the server knows all labels), by mirror descent on the client's validation
-loss (`mixing`, `by_model`); and by two small controllers that learn without DDPG (`learned`).
+Before round 1 every client trains E epochs from the common start; this is not counted as a round.
+The models of K' are read from the clients' states. `pfedrlla/regimes.py` explains when
+agent and encoder learn, and what pre-training is. A model without convolutions is all head.
+
+Other rules for heads, beside the paper's data sizes and agent: similarity; the classes that clients
+share (an oracle: the server knows all labels); mirror descent on the client's validation loss
+(`gradient`); and two small controllers that learn without DDPG (`bandit`, `pairs`).
 
 Ablations of the paper, as (body, head): None (mean, mean), Body (weighted, mean), Head (mean,
-agent), Both (weighted, agent), DRL (agent, agent). Where neither part asks the agent there is none,
-nor an encoder.
+agent), Both (weighted, agent), DRL (agent, agent). If neither part asks the agent, there is no
+agent and no encoder.
 
 Wire: |w| down, |w| up (a part with the rule local: 0).  State: w_k (the resident model), the
 projected head [L, 1024]; in the regime scratch a second model.  Evaluated: w_k (personal =

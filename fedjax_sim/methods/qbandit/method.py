@@ -12,22 +12,26 @@ and how long it trains.
     agent    Huber_1(Q_θ(s_k, a_k) − (r_k − mean)/spread), no bootstrap;  ε ← max(0.05, 0.97 ε)
              mean and spread (1 where it is less): of the rewards that it learns from
 
-Beside the paper's learner: agent=ridge_bandit. Penalties are known functions of the action, so they
-are part of its observation, the reward leaves them out, and they are subtracted where an action is
-chosen. Its values of a depth and of a number of epochs are added up, it tries actions within
-budget only, and leaves the largest of these only for a gain it is sure of. reward=gain: L_val(M_k
-before) − L_val(M_k after the server has averaged) of the composed model M_k, minus the cohort's
-mean, which falls as training goes on. dual=η: λ ← λ + η · mean excess of a round.
+Beside the paper's learner there is agent=ridge_bandit. Penalties are known functions of the action:
+they are part of its observation, the reward leaves them out, and they are subtracted when an action
+is chosen. Its values of a depth and of a number of epochs add up. It tries only actions within
+budget, and leaves the largest of these only for a gain that it is sure of.
 
-a_k: accuracy of the trained model on rows that it was not trained on, the client's validation rows
-(protocol qbandit: the twentieth part that each client holds back). accuracy=train: on the
-minibatches of its round (every example once); that is the better the longer it trained on them,
-whatever it learned, so an action is paid for what it did not achieve. A layer is a parameter group
-of the model (cnn6, resnet18: six). control=layers trains the run's epochs, control=epochs shares
-all layers; both drop the other budget from state and reward. Policies that do not learn: random;
-full (FedAvg: all layers, the run's epochs); compliant (the largest depth and epochs of the menu
-within budget). clip=true cuts what any agent chose to the client's budgets. Stragglers are judged
-by their plan; who drops out counts nowhere.
+reward=gain: L_val(M_k before) − L_val(M_k after the server has averaged) of the composed model M_k,
+minus the cohort's mean, which falls during training. dual=η: λ ← λ + η · mean excess of a round.
+
+a_k is the accuracy of the trained model on rows that it was not trained on, the client's validation
+rows (under protocol qbandit a twentieth of its rows). With accuracy=train it is measured on the
+minibatches of the round, every example once: it then rises with the time spent on them, so an
+action is rewarded for what it did not achieve.
+
+A layer is a parameter group of the model (cnn6, resnet18: six). control=layers trains the run's
+epochs, control=epochs shares all layers; both drop the other budget from state and reward.
+clip=true cuts the action of any agent to the client's budgets. Stragglers are judged by their plan;
+clients that drop out are not counted.
+
+Policies that do not learn: random; full (FedAvg: all layers, the run's epochs); compliant (the
+largest depth and epochs of the menu within budget).
 
 Wire: Σ_{ℓ≤L_k} |w^ℓ| down and up.  State: the resident model, a_k, L_k.
 Evaluated: global (the latest value of every layer); personal = server layers ≤ L_k, own layers
