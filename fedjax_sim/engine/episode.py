@@ -109,7 +109,7 @@ def padded(
         lengths = {name: len(rows) for name, rows in fed.server_rows.items()}
         if lengths != {name: len(rows) for name, rows in first.server_rows.items()}:
             raise UserError(
-                f"federations side by side must hold back equally many rows: '{first.name}' and"
+                f"federations side by side must have equally many server rows: '{first.name}' and"
                 f" '{fed.name}' do not"
             )
         if set(fed.rows) != set(first.rows):

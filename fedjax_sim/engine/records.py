@@ -124,8 +124,8 @@ def open_env(r: Round, data: Data) -> Env:
     given: Any = jax.tree.structure(data.numbers.method)
     if given != jax.tree.structure(r.method):
         raise UserError(
-            f"these data are of a run of {data.numbers.method}, not of {r.method}; take the"
-            " simulation's own"
+            f"these data belong to a run of {data.numbers.method}, not of {r.method}; use those"
+            " of the simulation"
         )
     numbers = data.numbers._asdict()  # method, loss, optimizer, lr
     return dataclasses.replace(r.env, fed=data.fed, counts=data.counts, **numbers)

@@ -454,8 +454,8 @@ def one_round(
         agent, more = learn(r, env, state, round_plan, server, outcome.clients, cohort)
     except jax.errors.ConcretizationTypeError as problem:
         raise UserError(
-            f"method '{r.method.name}' asks for a value that is not known while its round is"
-            " compiled; annotate the field by which it decides as float, not Real"
+            f"method '{r.method.name}' decides by a value that is not known while its round is"
+            " compiled; annotate that field as float, not Real"
             f" ({', '.join(r.method.numbers)}): {str(problem).splitlines()[0]}"
         ) from problem
     server = stay(r.layout, server)

@@ -160,9 +160,9 @@ class FedPAM(Personal, FedAvg):
         if len(last) < SILENT_FOR or max(last) >= SILENT:
             return []
         return [
-            f"features of the common model have fallen silent: {100 * (1 - last[-1]):.0f} % are 0"
-            " for every image that was looked at and learn nothing more; try a smaller --momentum,"
-            " --lr or weight of its own loss (fedpam.lam)"
+            f"features of the common model are dead: {100 * (1 - last[-1]):.0f} % are 0 for every"
+            " image that was tested and learn no more; try a smaller --momentum, --lr or weight of"
+            " its own loss (fedpam.lam)"
         ]
 
     def log(self, env: Env, old: Server, server: Server, cohort: Cohort) -> dict[str, Array]:

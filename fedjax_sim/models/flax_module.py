@@ -212,8 +212,8 @@ def outline(
     for group, leaves in net["params"].items():
         if not isinstance(leaves, Mapping):
             raise UserError(
-                f"parameter '{group}' stands directly in module '{name}'; put it into a submodule,"
-                " as a group"
+                f"parameter '{group}' is not in a submodule of module '{name}'; put it into one,"
+                " which becomes a group"
             )
     used = seen[0].first
     groups = tuple(g for g in used if g in net["params"])

@@ -52,7 +52,7 @@ def with_projection(model: Model, width: int) -> Model:
     if PROJECT in model.groups:
         raise UserError(
             f"model '{model.name}' has a group '{PROJECT}' already; its width cannot be changed"
-            " once more"
+            " again"
         )
     width, place = int(width), model.groups.index(model.head_group)
 

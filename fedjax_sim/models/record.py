@@ -187,7 +187,9 @@ def with_group(model: Model, name: str, init: Callable[[Key], dict]) -> Model:
         )
     start = jax.eval_shape(lambda: init(jax.random.key(0)))
     if not (isinstance(start, dict) and jax.tree.leaves(start)):
-        raise UserError(f"the start of group '{name}' must be a dict of arrays, not {start!r}")
+        raise UserError(
+            f"the initial parameters of group '{name}' must be a dict of arrays, not {start!r}"
+        )
 
     def extended(key: Key) -> dict:
         net = model.init(key)

@@ -228,8 +228,8 @@ def build_transformer(
     layers), linear head."""
     if width % heads:
         raise UserError(
-            f"a transformer of width {width} cannot be cut into {heads} heads; the width must be a"
-            " multiple"
+            f"a transformer of width {width} cannot be split into {heads} heads; the width must be"
+            " a multiple of their number"
         )
     names = tuple(f"block{i}" for i in range(1, layers + 1))
 

@@ -228,6 +228,6 @@ def test_what_is_a_number_of_a_user_method():
 def test_a_method_that_decides_by_a_number_is_refused():
     sim = simulation_of(Hesitant())
     with pytest.raises(
-        UserError, match=r"method 'Hesitant' asks for a value .* as float, not Real \(mu\)"
+        UserError, match=r"method 'Hesitant' decides by a value .* as float, not Real \(mu\)"
     ):
         jax.jit(sim.round)(*tiny.start(sim))

@@ -418,8 +418,7 @@ def test_a_pretrained_agent_is_fine_tuned(tmp_path, capsys):
         )
         said = capsys.readouterr().err
         assert (
-            "sees through its encoder and the encoder's frame" in said
-            and f"allowed: RUN:{parts}" in said
+            "needs its encoder and the encoder's frame" in said and f"allowed: RUN:{parts}" in said
         )
     assert main(["train", "fedavg"]) == 2
     assert "has no agent to train; allowed: fedpolicy, qbandit, pfedrlla" in capsys.readouterr().err

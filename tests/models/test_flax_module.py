@@ -140,7 +140,7 @@ class TwoInputs(nn.Module):
     [
         (Soft(), "computes something after its last layer 'head'"),
         (ConvLast(), "the last layer 'Conv_0' of module 'ConvLast' is Conv, not a Dense layer"),
-        (Bare(), "parameter 'extra' stands directly in module 'Bare'"),
+        (Bare(), "parameter 'extra' is not in a submodule of module 'Bare'"),
         (TwoInputs(), "its __call__ needs other"),
         (Net(outputs=2), "module 'Net' has 2 outputs, but the data have 3 classes"),
         (nn.Sequential([nn.Conv(4, (9, 9), padding="VALID"), nn.Dense(3)]), "module 'Sequential'"),

@@ -68,8 +68,8 @@ def schedule(
     given = [part for part in env.started if part.split(".")[0] in ("agent", "server")]
     if given and set(given) != set(hands_over):
         raise UserError(
-            f"--start-from takes {', '.join(given)}; an agent sees through its encoder and the"
-            " encoder's frame, and what the other run's clients did is not this run's; allowed:"
+            f"--start-from takes {', '.join(given)}, but an agent needs its encoder and the"
+            " encoder's frame, and must not take the other run's experience; allowed:"
             f" RUN:{','.join(hands_over)}"
         )
     if regime == "auto":
