@@ -149,7 +149,7 @@ class OnPolicyAgent(Agent):
         self, state: OnPolicyState, observation: Array, key: Array, available: Array | None = None
     ) -> tuple[Array, Info]:
         usable = usable_actions(available, self.num_actions)
-        x = schedule.see(state.statistics, observation, self.observation_size, self.dtype)
+        x = schedule.network_input(state.statistics, observation, self.observation_size, self.dtype)
         params, both = state.learner.params, self.networks
         return schedule.sample(
             both.policy(params.policy, x, usable), both.value(params.value, x), usable, key
@@ -186,7 +186,7 @@ class OnPolicyAgent(Agent):
         values |= {"value_error": losses.masked_mean(jnp.abs(error), batch.mask)} | self.report(
             learner.params, batch
         )
-        statistics = schedule.watch(state.statistics, fresh)
+        statistics = schedule.update_statistics(state.statistics, fresh)
         return OnPolicyState(learner, memory, statistics, advantages, state.rounds + 1), finite(
             values
         )

@@ -129,14 +129,14 @@ class ReplayAgent(Agent):
         self, state: ReplayState, observation: Array, key: Array, available: Array | None = None
     ) -> tuple[Array, Info]:
         usable = usable_actions(available, self.num_actions)
-        x = schedule.see(state.statistics, observation, self.observation_size, self.dtype)
+        x = schedule.network_input(state.statistics, observation, self.observation_size, self.dtype)
         return self.choose(state.learner, x, usable, state.rounds, key)
 
     def update(
         self, state: ReplayState, transitions: Transition, key: Array
     ) -> tuple[ReplayState, schedule.Losses]:
         clean = self.learnable(transitions)
-        statistics = schedule.watch(state.statistics, clean)
+        statistics = schedule.update_statistics(state.statistics, clean)
         replay = ring.add(state.replay, experience(clean, self.bootstraps), clean.mask)
         rows = schedule.scaled(
             ring.sample(replay, key, (self.gradient_steps, self.batch)), statistics

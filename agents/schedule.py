@@ -16,14 +16,16 @@ Learner = TypeVar("Learner")
 Losses = dict[str, Array]
 
 
-def see(statistics: Statistics | None, observation: Array, size: int, dtype: Any) -> Array:
+def network_input(
+    statistics: Statistics | None, observation: Array, size: int, dtype: Any
+) -> Array:
     """ONE observation as the networks take it: finite, and normalised if the agent keeps
     statistics."""
     observation = clean_observation(observation, size, dtype)
     return observation if statistics is None else normalise(statistics, observation)
 
 
-def watch(statistics: Statistics | None, batch: Transition) -> Statistics | None:
+def update_statistics(statistics: Statistics | None, batch: Transition) -> Statistics | None:
     """The running statistics after this batch (None if the agent does not normalise)."""
     return None if statistics is None else observe(statistics, batch.observation, batch.mask)
 

@@ -38,8 +38,8 @@ NOTHING: frozenset[str] = frozenset()
 
 
 class Server(NamedTuple):
-    """The least a server keeps; methods with more state have a record of their own with a field
-    `net`."""
+    """The smallest state of a server; methods with more state have a record of their own with a
+    field `net`."""
 
     net: Tree  # Θ
 

@@ -46,8 +46,8 @@ def steps_for(env: Env, n: Count, epochs: Scalar | float) -> Count:
 
 
 def most_steps(env: Env, epochs: float | None) -> tuple[int, bool]:
-    """(the most steps a client can have, whether all that work have just as many) of `epochs`;
-    None: of a Plan's."""
+    """(the most steps that a client can have in `epochs`, whether all clients that train have just
+    as many); None: of a Plan's."""
     largest = -(-env.fed.rows["train"].shape[1] // env.batch_size)
     number = np.asarray(
         env.max_epochs if epochs is None else epochs, env.dtype

@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[[int], Any])
 
 DEFAULT = ("accuracy", "loss", "worst_decile")  # of classification; the first is the primary one
 METRICS: dict[str, str] = {
-    "accuracy": "the share of rows whose class is recognised",
+    "accuracy": "the share of rows whose class is predicted correctly",
     "loss": "mean cross-entropy",
     "worst_decile": "the primary metric's mean over the worst tenth of the clients",
     "recall": "per-class recall: its mean over classes, and the worst class",

@@ -1,5 +1,5 @@
-"""Accuracy: the share of rows whose class is recognised. Over clients: mean, pooled (all rows
-together), deviation."""
+"""Accuracy: the share of rows whose class is predicted correctly. Over clients: mean, pooled (all
+rows together), deviation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedjax_sim.types import Array
 
 @register_metric("accuracy")
 def accuracy(classes: int) -> Metric:
-    """The share of rows whose class is recognised."""
+    """The share of rows whose class is predicted correctly."""
 
     def sums(logits: Array, labels: Array, real: Array) -> dict[str, Array]:
         hit = (logits.argmax(-1) == labels).astype(real.dtype)

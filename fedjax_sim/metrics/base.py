@@ -59,7 +59,7 @@ class About(NamedTuple):
 
     @property
     def axis(self) -> str:
-        """What stands at an axis.
+        """The label of an axis.
 
         >>> About().axis, About("loss", "number", -1).axis
         ('accuracy (%)', 'loss')
@@ -96,8 +96,8 @@ class Primary(NamedTuple):
 
     @property
     def columns(self) -> tuple[str, str]:
-        """(of the global model, of the clients' mean): the first that a run has tells how far it
-        is."""
+        """(of the global model, of the clients' mean): the first one that a run has measures its
+        progress."""
         return f"global_{self.figure}", f"client_{self.over}mean"
 
     def of_clients(self, name: str) -> str:
@@ -256,7 +256,7 @@ def columns_of(metrics: Sequence[Metric], evaluations: Sequence[str]) -> dict[st
 
 
 def described(metrics: Sequence[Metric], evaluations: Sequence[str]) -> dict[str, Any]:
-    """What files say of a run's metrics: the primary one, and each column of the others."""
+    """A run's metrics as its files record them: the primary one, and each column of the others."""
     first = metrics[0]
     primary = Primary(first.shown[0], first.over or "", *first.about(first.shown[0])[:3])
     mine = set(columns_of([m for m in metrics if m is first or m.reduce is not None], evaluations))

@@ -1,5 +1,5 @@
-"""Recall of every class: the share of its examples that are recognised; classes without examples do
-not count."""
+"""Recall of every class: the share of its examples that are predicted correctly; classes without
+examples do not count."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class AgentSelection(Selection):
         return jnp.stack([part.astype(env.dtype) for part in parts], 1)
 
     def preferences(self, env: Env, mine: Memory, t: Array, key: Array) -> Array:
-        """[N] how much the agent wants each client, before noise."""
+        """[N] the agent's preference for each client, before noise."""
         agent = self.sized_agent(env)
         if self.evolved:
             outputs = lambda s: agent.output(mine.agent.parameters, s)[0]

@@ -1,4 +1,4 @@
-"""Power-of-choice (Cho et al., 2020): clients that are badly off take part more often.
+"""Power-of-choice (Cho et al., 2020): clients with a large loss take part more often.
 
     d candidates are drawn without replacement, with chances n_k / Σ n;  the M of them with the
     largest loss take part

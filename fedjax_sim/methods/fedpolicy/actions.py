@@ -170,7 +170,7 @@ def _exchange_mix() -> Actions:
     def weights(action: Array) -> Array:
         return (jnp.clip(action, -1, 1) + 1) / 2
 
-    def wide(env: Env, pair: Array) -> Array:
+    def per_group(env: Env, pair: Array) -> Array:
         """[G] from what holds for the backbone and for the head."""
         backbone, head = block_masks(env)[1:]
         return pair[0] * backbone + pair[1] * head
@@ -183,8 +183,8 @@ def _exchange_mix() -> Actions:
         "exchange_mix",
         True,
         lambda env: len(PARTS),
-        lambda env, action: wide(env, weights(action)[:2]),
-        lambda env, action: wide(env, weights(action)[2:]),
+        lambda env, action: per_group(env, weights(action)[:2]),
+        lambda env, action: per_group(env, weights(action)[2:]),
         log,
         2,
     )

@@ -164,7 +164,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
         return self.agent_name in STATIC
 
     @property
-    def shares(self) -> bool:
+    def scores_uploads(self) -> bool:
         """Whether the reward asks what each upload was worth to the aggregate."""
         return self.reward in ("contribution", "mixture")
 
@@ -174,7 +174,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
             {
                 "resident",
                 *(["confusion"] if not self.static and "confusion" in STATES[self.seen] else []),
-                *(["stack"] if self.shares else []),
+                *(["stack"] if self.scores_uploads else []),
             }
         )
 
@@ -185,7 +185,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
         from agents.greedy import Greedy
 
         block_masks(env)  # a head to tell from a backbone
-        if not self.static or self.shares:
+        if not self.static or self.scores_uploads:
             check_run(env)
         choices = self.space.size(env)
         if self.agent_name == "rule":
@@ -252,7 +252,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
     def combine(
         self, env: Env, old: Server, server: Server, rewards: Array, cohort: Cohort
     ) -> Array:
-        if not self.shares:
+        if not self.scores_uploads:
             return rewards
         share = contributions(env, old.net, server.acc, cohort)
         return share if self.reward == "contribution" else rewards + self.lam * share

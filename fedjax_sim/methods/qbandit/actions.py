@@ -58,22 +58,22 @@ class Actions(NamedTuple):
     """Flat actions: all pairs of a depth and a number of epochs, the epochs varying fastest."""
 
     policy: str  # full and compliant do not ask the action; every other name does
-    steers: tuple[str, ...]  # of layers, epochs: what is decided at all
+    steers: tuple[str, ...]  # of layers, epochs: what the agent decides
     depths: tuple[int, ...]  # () for all of the model's
-    works: tuple[float, ...]
+    menu: tuple[float, ...]  # of epochs
     clip: bool
 
     def choices(self, env: Env) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """(depths, epochs) that an action chooses from; what is not steered is FedAvg's."""
+        """(depths, epochs) that an action chooses from; what it does not decide is as in FedAvg."""
         return (
             check_depths(self.depths, env) if "layers" in self.steers else (env.num_groups,),
-            self.works if "epochs" in self.steers else (env.epochs,),
+            self.menu if "epochs" in self.steers else (env.epochs,),
         )
 
     def order(self, env: Env, action: Array, most: Budgets) -> Budgets:
         """ONE client with the budgets `most`: (E_k, L_k)."""
-        depths, works = self.choices(env)
-        layers, epochs = jnp.asarray(depths, jnp.int32), jnp.asarray(works, env.dtype)
+        depths, menu = self.choices(env)
+        layers, epochs = jnp.asarray(depths, jnp.int32), jnp.asarray(menu, env.dtype)
         if self.policy == "full":
             budgets = Budgets(jnp.asarray(env.epochs, env.dtype), jnp.int32(env.num_groups))
         elif self.policy == "compliant":
@@ -93,7 +93,7 @@ class Actions(NamedTuple):
 
     def excess(self, env: Env, most: Budgets) -> dict[str, Array]:
         """{layers, epochs: [A]} how far each action is beyond the budgets `most` of ONE client."""
-        depths, works = self.choices(env)
+        depths, menu = self.choices(env)
         layers = jnp.maximum(jnp.asarray(depths, env.dtype) - most.layers, 0)
-        epochs = jnp.maximum(jnp.asarray(works, env.dtype) - most.epochs, 0)
-        return dict(layers=jnp.repeat(layers, len(works)), epochs=jnp.tile(epochs, len(depths)))
+        epochs = jnp.maximum(jnp.asarray(menu, env.dtype) - most.epochs, 0)
+        return dict(layers=jnp.repeat(layers, len(menu)), epochs=jnp.tile(epochs, len(depths)))

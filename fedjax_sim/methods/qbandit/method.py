@@ -213,18 +213,22 @@ class QBandit(Steered, Personal, Method):
         )
 
     @property
-    def works(self) -> bool:
-        """Whether the run's epochs are not used."""
+    def chooses_epochs(self) -> bool:
+        """Whether its agent chooses the epochs, so that those of the run are not used."""
         return "epochs" in self.steers and self.agent_name != "full"
 
     @property
     def max_epochs(self) -> float:
-        return max(self.space.works) if self.works else 0.0
+        return max(self.space.menu) if self.chooses_epochs else 0.0
 
     @property
     def replaces(self) -> tuple[tuple[str, str], ...]:
-        chosen = "x".join(f"{e:g}" for e in self.space.works)
-        return (("epochs", f"what {self.agent_name} chooses among {chosen}"),) if self.works else ()
+        chosen = "x".join(f"{e:g}" for e in self.space.menu)
+        return (
+            (("epochs", f"what {self.agent_name} chooses among {chosen}"),)
+            if self.chooses_epochs
+            else ()
+        )
 
     def limits(self, env: Env, server: Server, id: Array, t: Array) -> Budgets:
         """ONE client's budgets in the round after t completed ones."""
