@@ -5,11 +5,11 @@ personal cloud models.
     u_i  = Σ_j ξ_ij w_j                                              the cloud model of client i
     client:  from its own w_i,  min f_i(w) + (λ/2α)‖w − u_i‖²      the gradient gains (λ/α)(w − u_i)
 
-The attention reaches over the K = `peers` clients that uploaded last (0: over all that ever
-have, K = N), with their stored models; clients that have never uploaded do not count. A round holds
-a copy of these K models; each is read on its own, once for the distances (over all parameters) and
-once for the sum. peers = M is the previous round's reporters. ξ_ii is left as it comes: it is
-negative where more than σ/α (20) close neighbours are found.
+The attention reads the stored models of the K = `peers` clients that uploaded last (0: of all that
+ever have, K = N); clients that never uploaded do not count. A round holds a copy of these K models,
+and reads each once for the distances (over all parameters) and once for the sum. With peers = M
+they are those of the previous round's reporters. ξ_ii is not clipped: it is negative if more than
+σ/α (20) close neighbours are found.
 
 Wire: |w| down (u_i), |w| up.  State: w_i (the resident model).  Evaluated: w_i (personal).
 """

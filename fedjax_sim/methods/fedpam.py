@@ -7,15 +7,20 @@ vectors into its own.
               L_pcl (`local.contrast`):
               −log [ e^{z̃·w̃_y/τ} / (Σ_c e^{z̃·w̃_c/τ} + Σ_{j: y_j≠y} e^{z̃·z̃_j/τ}) ]
     server:   Θ ← Σ_k (n_k / Σ_j n_j) (θ_k, W_k, b_k)
-    decides:  argmax_c (W P_k z + b)_c, or the anchor nearest in angle, with the Θ of now
+    predicts: argmax_c (W P_k z + b)_c, or the anchor nearest in angle, with the Θ of now
 
-L_local is the run's loss (CE). P_k has the optimiser of the rest, without weight decay.
-m ≠ d: the common model gets a layer z = ReLU(V f_θ(x) + v), V ∈ R^{m×d}, before a head on m
-features. variant pcl: P_k stays I.  variant pam: L = L_local(W z + b, y) + L_local(W P_k z + b, y),
-because without the contrast P_k would have no gradient.  λ = 0 is FedAvg. λ = 30 multiplies the
-contrast's step: on CIFAR-10 (cnn4, B = 10, lr 0.005) momentum 0.9 stays finite but silences a
-quarter of the features, leaves P_k nearly singular and costs 8 points; with 0.5 (the presets) or
-none, none fall silent. Wire: |w| down, |w| up.  State: P_k [m, m] (none for pcl).  Evaluated:
+L_local is the run's loss (CE). P_k has the optimiser of the rest, without weight decay. If m ≠ d,
+the common model gets a layer z = ReLU(V f_θ(x) + v), V ∈ R^{m×d}, before a head on m features.
+λ = 0 is FedAvg.
+
+variant=pcl: P_k stays I. variant=pam: L = L_local(W z + b, y) + L_local(W P_k z + b, y), because
+without the contrast P_k would have no gradient.
+
+λ = 30 multiplies the step of the contrast. On CIFAR-10 (cnn4, B = 10, lr 0.005) momentum 0.9 stays
+finite, but a quarter of the features die, P_k becomes nearly singular, and accuracy is 8 points
+lower; with 0.5 (the presets) or without momentum no feature dies.
+
+Wire: |w| down, |w| up.  State: P_k [m, m] (none for pcl).  Evaluated:
 personal. Logged: private_parameters of a client, live_features (share of the common model's),
 adjust_distance (mean ‖P_k − I‖).
 """

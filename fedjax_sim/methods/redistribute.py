@@ -5,10 +5,12 @@
     head       init = {φ_k, Ψ}          the client keeps its backbone
     random     one of the three, uniformly, per client and round
 
-φ_k, ψ_k: of client k's net after its last local training; at its first participation it gets
-everything (`first`). Server: Θ ← (1/|K|) Σ_k trained_k. The same code as `fedpolicy` with
-agent=full, backbone, head or random, and the same default loss, C3E; validation rows are used for
-the log where there are any, and not needed. Wire: |block| down, |w| up.  State: the resident model.
+φ_k and ψ_k are from client k's net after its last local training; at its first participation it
+gets everything (`first`). Server: Θ ← (1/|K|) Σ_k trained_k. The code is that of `fedpolicy` with
+agent=full, backbone, head or random, with the same default loss, C3E. Validation rows are not
+needed; where there are any, they are used for the log.
+
+Wire: |block| down, |w| up.  State: the resident model.
 Evaluated: global; personal = resident.
 """
 
