@@ -218,7 +218,7 @@ def cycle(graph: dict[str, set[str]]) -> list[str]:
     return sorted(left)
 
 
-def test_no_rooms_import_each_other_in_a_circle():
+def test_no_subpackages_import_each_other_in_a_circle():
     """Imports inside functions count; the package's own file, which names everything, does not."""
     graph = {
         subpackage: others
