@@ -97,7 +97,7 @@ def test_federations_that_do_not_fit_together():
     other = dataclasses.replace(
         fed, server_rows={name: rows[:30] for name, rows in fed.server_rows.items()}
     )
-    with pytest.raises(UserError, match="equally many rows"):
+    with pytest.raises(UserError, match="equally many server rows"):
         episodes.padded([fed, other])
     with pytest.raises(UserError, match="one shape"):
         episodes.padded([fed, dataclasses.replace(fed, x=np.asarray(fed.x)[:, :4])])
