@@ -31,9 +31,8 @@ class Learner(NamedTuple):
 
 class OnPolicyState(NamedTuple):
     learner: Learner
-    memory: (
-        ring.Replay | None
-    )  # (row, its round) of the earlier rounds; None if only the newest round is used
+    # (row, its round) of the earlier rounds; None if only the newest round is used
+    memory: ring.Replay | None
     statistics: nets.Statistics | None
     advantages: losses.Moments  # what they are standardised by
     rounds: Array  # [] int32, calls of update
@@ -43,9 +42,8 @@ class Networks(NamedTuple):
     """Pure functions of parameters and observations; the observations may have leading axes."""
 
     init: Callable[[Array], Params]
-    policy: Callable[
-        [Any, Array, Array], nets.Categorical
-    ]  # (params, [..., S], available [..., A])
+    # (params, [..., S], available [..., A])
+    policy: Callable[[Any, Array, Array], nets.Categorical]
     value: Callable[[Any, Array], Array]  # (params, [..., S]) -> [...]
 
 

@@ -22,9 +22,8 @@ def ranking(blocks: Array, available: Array) -> Array:
     others, mine = blocks[:-1], blocks[-1]
     size = jnp.sqrt(jnp.square(others).sum(-1) * jnp.square(mine).sum())
     alike = jnp.where(size > 0, others @ mine / jnp.where(size > 0, size, 1), 0)
-    order = jnp.lexsort(
-        (others.sum(-1), -alike, ~available[:-1])
-    )  # the first key only parts what is equally similar
+    # the first key only parts what is equally similar
+    order = jnp.lexsort((others.sum(-1), -alike, ~available[:-1]))
     return jnp.append(order, len(blocks) - 1)
 
 

@@ -130,9 +130,10 @@ class SAC(ReplayAgent):
         policy, policy_optimiser = nets.descend(
             rule, learner.policy, gradient, learner.policy_optimiser
         )
+        # [batch]
         wanted = self.number(self.entropy_ratio) * jnp.log(
             rows.available.sum(-1).astype(self.dtype)
-        )  # [batch]
+        )
 
         def alpha_loss(log_alpha: Array) -> Array:
             return jax.vmap(losses.temperature_loss, (None, 0, 0))(

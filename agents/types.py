@@ -109,10 +109,11 @@ class Agent(Node):
         raise NotImplementedError
 
 
+# fields that must be positive whole numbers
 SIZES = (
     *("hidden", "capacity", "batch", "gradient_steps", "target_every", "update_every"),
     *("rounds", "cohort", "epochs", "cg_iterations", "backtracks", "value_steps"),
-)  # fields that must be positive whole numbers
+)
 
 
 def check_sizes(**sizes: Any) -> None:

@@ -83,11 +83,8 @@ def pool_check(row: Row, larger: Row, times: int, pool_mb: float) -> Row:
     Cycles may become fewer, and the MB of main memory others: a pool that does not fit into the
     core's own memory leaves room there.
     """
-    least = {
-        "cycles_per_step": 1e4,
-        "mb_per_step": 1.0,
-        "mb_touched_per_step": 1.0,
-    }  # less is noise
+    # less is noise
+    least = {"cycles_per_step": 1e4, "mb_per_step": 1.0, "mb_touched_per_step": 1.0}
     found: Row = {"times": times}
     for name, few in least.items():
         if row[name] is not None:

@@ -60,9 +60,8 @@ def controller_seconds(name: str, rounds: int = 50, repeats: int = 5) -> float:
         return jax.lax.scan(lambda s, k: (one_round(agent, s, k), None), state, keys)[0]
 
     run = jax.jit(many, donate_argnums=0)
-    state = jax.block_until_ready(
-        run(agent.init(jax.random.key(0)), jax.random.key(1))
-    )  # compiles, fills
+    # compiles, fills
+    state = jax.block_until_ready(run(agent.init(jax.random.key(0)), jax.random.key(1)))
     best = float("inf")
     for repeat in range(repeats):
         start = time.perf_counter()

@@ -80,6 +80,7 @@ SENDS = {
         "keep_head: effective_classes<2.5; discount: 1"
     ),
 }
+# one call of the program
 C3E = (
     "full",
     "backbone",
@@ -97,7 +98,7 @@ C3E = (
     "few classes < 2.5 withhold head",
     "small < 0.5 send nothing",
     "random",
-)  # one call of the program
+)
 BASELINES = ("fedper", "ditto", "fedrod")
 SCHEDULES = ("constant", "cosine")
 ORACLES = (0.0, 0.5, 1.0)  # w of the objective

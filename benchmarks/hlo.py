@@ -80,18 +80,11 @@ HEAVY = {
     "transpose",
     "dynamic-update-slice",
 } | COLLECTIVES
-SAME = {
-    "bitcast",
-    "reshape",
-    "copy",
-    "convert",
-    "optimization-barrier",
-}  # a value handed on, for constants and slices
+# a value handed on, for constants and slices
+SAME = {"bitcast", "reshape", "copy", "convert", "optimization-barrier"}
 SOME = 4096  # bytes from which a kernel without cycles is worth mentioning
-BACKWARD = (
-    r"transpose\(jvp\([^)]*\.(features|head)\)\)",
-    r"transpose\(jvp",
-)  # of our models; of anything
+# of our models; of anything
+BACKWARD = (r"transpose\(jvp\([^)]*\.(features|head)\)\)", r"transpose\(jvp")
 
 
 # ---- the text ------------------------------------------------------------------------------------
@@ -342,9 +335,8 @@ class Cost:
     # kernels of some size to which the compiler gives no cycles (TPU): gathers, calls of own
     # kernels
     unpriced: float = 0
-    collectives: Counter = dataclasses.field(
-        default_factory=Counter
-    )  # (operation, bytes) -> how often
+    # (operation, bytes) -> how often
+    collectives: Counter = dataclasses.field(default_factory=Counter)
 
     def plus(self, other: Cost, times: float = 1) -> Cost:
         counted = Counter(self.collectives)

@@ -149,13 +149,11 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     if config.compute.state_on == "device":
         run = run.lower(state, data, jnp.int32(1)).compile()
         analysis = run.memory_analysis()
-        temporary = (
-            analysis.temp_size_in_bytes / MB if analysis else None
-        )  # a copy of the state would be in here
+        # a copy of the state would be in here
+        temporary = analysis.temp_size_in_bytes / MB if analysis else None
     note("compiled")
-    state, logs, _ = jax.block_until_ready(
-        run(state, data, jnp.int32(1))
-    )  # on the host this one also compiles
+    # on the host this one also compiles
+    state, logs, _ = jax.block_until_ready(run(state, data, jnp.int32(1)))
     began = time.perf_counter()
     for _ in range(2):
         state, logs, _ = jax.block_until_ready(run(state, data, jnp.int32(1)))

@@ -21,10 +21,8 @@ def _conv_nets(workload: Workload) -> list[tuple[str, tuple[int, ...], int]]:
     if workload.model == "mlp":
         return [("fc1", (64, height * height * channels), 1), ("fc", (workload.classes, 64), 1)]
     if workload.model == "lenet5_pad2":
-        first, second = (
-            height,
-            height // 2 - 4,
-        )  # padding 2 keeps the size; then 5×5 without padding
+        # padding 2 keeps the size; then 5×5 without padding
+        first, second = (height, height // 2 - 4)
         flat = 16 * (second // 2) ** 2
         return [
             ("conv1", (6, channels, 5, 5), first**2),

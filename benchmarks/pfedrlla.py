@@ -122,9 +122,8 @@ def pretrained_groups(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
     result = designed.trained(fed, args.designed_rounds, **small(args), **more)
     found = designed.allocation(result)
     last = {k: statistics.fmean(row[k] for row in result.rounds[-10:]) for k in DIAGNOSTICS}
-    last["round_r3"] = last.pop(
-        "r3"
-    )  # of the actions taken, noise and all; r3 below is the policy's
+    # of the actions taken, noise and all; r3 below is the policy's
+    last["round_r3"] = last.pop("r3")
     return dict(
         **designed.heatmap_figures(found, group),
         **designed.run_silhouettes(result, group),
@@ -141,15 +140,8 @@ def pretrained_groups(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
     )
 
 
-LISTS = (
-    "name",
-    "weights",
-    "wanted",
-    "peers",
-    "curve",
-    "encoder_curve",
-    "landscape",
-)  # of a row: not for its table
+# of a row: not for its table
+LISTS = ("name", "weights", "wanted", "peers", "curve", "encoder_curve", "landscape")
 
 
 def show_landscape(title: str, rows: list[dict[str, Any]]) -> None:
@@ -330,9 +322,8 @@ def cost(args: argparse.Namespace, out: pathlib.Path) -> None:
     rows.table(sorted({k for row in rows.done.values() for k in row if k != "name"}))
 
 
-PARTS = dict(
-    heatmap=heatmap, embeddings=embeddings, alive=alive, cost=cost
-)  # by name, in this order
+# by name, in this order
+PARTS = dict(heatmap=heatmap, embeddings=embeddings, alive=alive, cost=cost)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -101,9 +101,10 @@ def allocation(result: Result) -> dict[str, np.ndarray]:
     def announced(state: Any, data: Any) -> tuple:
         round_plan = sim.plan_round(state, data)
         server, usable = round_plan.server, jnp.append(round_plan.server.reported, True)
+        # e_k
         mine = round_plan.observed.reshape(len(round_plan.observed), -1, server.embedded.shape[1])[
             :, -1
-        ]  # e_k
+        ]
         wanted = jax.vmap(lambda e: preferred(e, server.embedded, usable, "paper"))(mine)
         return round_plan.info.policy, wanted, server.previous, round_plan.slots.ctx.id
 

@@ -61,9 +61,8 @@ BARS: dict[str, dict[str, float]] = {
 }
 GEMM_AIMS = {"W1": 0.40, "W2": 0.60}  # share of the GEMM peak that ours aims at
 BUSY = 0.5  # load average above which the ratios are not to be trusted
-EXTRAPOLATED = {
-    ("jax_naive", "W3"): 20
-}  # clients that are run; the time is scaled to the whole cohort
+# clients that are run; the time is scaled to the whole cohort
+EXTRAPOLATED = {("jax_naive", "W3"): 20}
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.9) -> tuple[float, float, float]:

@@ -88,9 +88,8 @@ def start(settings: dict[str, Any], check_weights: bool = False) -> dict[str, An
         return jax
 
     jax = clock.time("imports", imports)
-    clock.add(
-        "imports", [time.process_time() - clock.parts["imports"][0], 0.0]
-    )  # the interpreter's own start
+    # the interpreter's own start
+    clock.add("imports", [time.process_time() - clock.parts["imports"][0], 0.0])
     if SPAWNED in os.environ:
         clock.parts["imports"][1] = time.time() - float(os.environ[SPAWNED])
     from fedjax_sim.engine import layout as layouts

@@ -231,9 +231,8 @@ def few_programs():
         chex.clear_trace_counter()  # what is traced again after this is no mistake
         gc.collect()
         if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-            libc.malloc_trim(
-                0
-            )  # else what was freed stays with the process, and the next test would forget again
+            # else what was freed stays with the process, and the next test would forget again
+            libc.malloc_trim(0)
         _kept = resident_bytes()
 
 

@@ -45,10 +45,8 @@ def test_texts_are_short(fed, result):
 
 
 def test_predictions_are_those_of_the_evaluation(fed, result):
-    x, y = (
-        np.asarray(fed.x)[..., 0],
-        np.asarray(fed.y),
-    )  # raw images without a channel, as they were given
+    # raw images without a channel, as they were given
+    x, y = (np.asarray(fed.x)[..., 0], np.asarray(fed.y))
     test = np.asarray(fed.server_rows["test"])
     assert np.mean(result.predict(x[test]) == y[test]) == pytest.approx(
         result.rows[-1]["global_acc"], abs=1e-6
@@ -62,9 +60,8 @@ def test_predictions_are_those_of_the_evaluation(fed, result):
     flat = ((x / 255 - fed.mean) / fed.std).reshape(len(x), -1)
     want = np.maximum(flat @ hidden["kernel"] + hidden["bias"], 0) @ head["kernel"] + head["bias"]
     np.testing.assert_allclose(result.predict(x, logits=True), want, atol=1e-4)
-    assert not np.allclose(
-        result.predict(x, 2, logits=True), want, atol=1e-3
-    )  # Ditto's client 2 is another model
+    # Ditto's client 2 is another model
+    assert not np.allclose(result.predict(x, 2, logits=True), want, atol=1e-3)
 
 
 def test_what_cannot_be_predicted_is_said(fed, result):

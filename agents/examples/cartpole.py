@@ -16,9 +16,8 @@ import jax.numpy as jnp
 
 import agents
 
-ENV, PARAMS = gymnax.make(
-    "CartPole-v1"
-)  # 4 numbers observed, 2 actions, reward 1 per step, at most 500 steps
+# 4 numbers observed, 2 actions, reward 1 per step, at most 500 steps
+ENV, PARAMS = gymnax.make("CartPole-v1")
 # name: (rounds, parallel environments, environment steps per round, what differs from the agent's
 # defaults)
 REPLAY = {"capacity": 20_000, "gradient_steps": 1, "hidden": (64, 64), "max_grad_norm": 10.0}
@@ -50,10 +49,8 @@ def play(agent: agents.Agent, state: Any, world: Any, key: jax.Array, greedy: bo
     following, inside, reward, done, cut, extra = jax.vmap(ENV.step, (0, 0, 0, None))(
         step_keys, inside, action, PARAMS
     )
-    last, mask = (
-        extra["final_observation"],
-        jnp.ones(len(seen), bool),
-    )  # `following` is already the next episode
+    # `following` is already the next episode
+    last, mask = (extra["final_observation"], jnp.ones(len(seen), bool))
     return (inside, following), (
         agents.Transition(seen, action, reward, last, done, mask, info),
         done | cut,

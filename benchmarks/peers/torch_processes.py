@@ -35,9 +35,8 @@ def _work(
 ) -> None:
     torch.set_num_threads(1)
     model = torch_models.make_model(workload, init_weights(workload))
-    torch_models.train_client(
-        model, images, labels, plan(workload, data, 0)[0], workload
-    )  # warm up
+    # warm up
+    torch_models.train_client(model, images, labels, plan(workload, data, 0)[0], workload)
     line.send("ready")
     while (index := line.recv()) is not None:
         work = sorted(plan(workload, data, index), key=lambda one: -one.examples)
@@ -61,9 +60,8 @@ def prepare(workload: Workload, processes: int | None = None) -> Peer:
     context: Any = mp.get_context("spawn")
     data = make_data(workload)
     images, labels = torch_models.to_torch(data.images(), data.labels)
-    layout = dataclasses.replace(
-        data, pixels=data.pixels[:0]
-    )  # who owns which rows; the images are shared
+    # who owns which rows; the images are shared
+    layout = dataclasses.replace(data, pixels=data.pixels[:0])
     served = {
         name: torch.from_numpy(v).share_memory_() for name, v in init_weights(workload).items()
     }

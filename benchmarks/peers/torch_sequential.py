@@ -19,9 +19,8 @@ def prepare(workload: Workload) -> Peer:
     data = make_data(workload)
     images, labels = torch_models.to_torch(data.images(), data.labels, device)
     model = torch_models.make_model(workload, init_weights(workload)).to(device)
-    served = {
-        name: t.clone() for name, t in torch_models.tensors(model).items()
-    }  # the global model
+    # the global model
+    served = {name: t.clone() for name, t in torch_models.tensors(model).items()}
 
     def one_round(index: int) -> None:
         work = plan(workload, data, index)

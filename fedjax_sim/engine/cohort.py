@@ -108,9 +108,8 @@ def deal(
     size, chunk, devices = steps.shape[0], layout.chunk, layout.devices
     order = jnp.argsort(-steps, stable=True).astype(jnp.int32)
     order = jnp.where(steps[order] > 0, order, size)
-    order = jnp.pad(order, (0, -size % chunk), constant_values=size).reshape(
-        -1, chunk
-    )  # [units, chunk]
+    # [units, chunk]
+    order = jnp.pad(order, (0, -size % chunk), constant_values=size).reshape(-1, chunk)
     if devices == 1:
         return order[None], jnp.sum(order[:, 0] < size)[None]
     bound = jnp.where(order[:, 0] < size, steps[jnp.minimum(order[:, 0], size - 1)], 0)
@@ -202,9 +201,8 @@ def work_through(
         places = place_of(where)
         work = many(take(stored, places), slot)
         totals = add_up(totals, groups, work)
-        stored = put(
-            stored, jnp.where(work.ok, places, NOWHERE), work.client
-        )  # a diverged client keeps what it had
+        # a diverged client keeps what it had
+        stored = put(stored, jnp.where(work.ok, places, NOWHERE), work.client)
         return totals, put(reports, where, work.report), put(stacked, where, work.stacked), stored
 
     start = (no_totals(shape), zeros(shape.report, (size,)), zeros(shape.stacked, (size,)), stored)
@@ -272,9 +270,8 @@ def client_pass(
     def share(everywhere: tuple, shard: Client) -> tuple[tuple, Client]:
         env, server, slots, steps = everywhere
         task = lambda env, client, slot: one(env, server, client, slot)
-        tables, units = deal(
-            layout, steps, capacity
-        )  # every device computes the whole table: cheaper than messages
+        # every device computes the whole table: cheaper than messages
+        tables, units = deal(layout, steps, capacity)
         me = 0 if layout.mesh is None else lax.axis_index(CLIENTS)
         table, count = tables[me], capacity if counted else units[me]
         if layout.mesh is None or not stateful:
@@ -372,9 +369,8 @@ def each_in_cohort(
     ctx: [M, …]; row: [M] where each one's state is in `clients`. Returns [M, …].
     """
     everyone = jnp.arange(ctx.id.shape[0])
-    width = (
-        1 if target() == "cpu" else min(layout.chunk, everyone.shape[0])
-    )  # a CPU is faster one by one
+    # a CPU is faster one by one
+    width = 1 if target() == "cpu" else min(layout.chunk, everyone.shape[0])
     env = dataclasses.replace(env, vmap_width=width)
     if layout.mesh is None or not jax.tree.leaves(clients):
         return in_chunks(

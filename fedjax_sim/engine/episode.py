@@ -114,10 +114,11 @@ def padded(
             )
         if set(fed.rows) != set(first.rows):
             raise UserError("federations side by side must be split by one protocol")
+    # places per client
     wide = {
         split: max((examples or {}).get(split, 0), *(fed.rows[split].shape[1] for fed in moved))
         for split in first.rows
-    }  # places per client
+    }
     fill = lambda a, *shape: np.pad(a, [(0, n - m) for n, m in zip(shape, a.shape, strict=True)])
     same: dict[str, Any] = dict(
         x=x, y=y, name="federations", augment=first.augment, origin=first.origin

@@ -36,12 +36,8 @@ EVALUATIONS = {
     ),
 }
 
-ADAPTED = (
-    "personal",
-    "personal@global",
-    "personal@train",
-    "resident",
-)  # modes of clients' own models
+# modes of clients' own models
+ADAPTED = ("personal", "personal@global", "personal@train", "resident")
 
 
 def client_split(fed: Federation) -> str:

@@ -28,9 +28,8 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import SetsUp
 from fedjax_sim.types import Client, State, Tree
 
-BLOCK = (
-    64 * 2**20
-)  # bytes of client states streamed at once by evaluation; a few copies of a block are in memory
+# bytes of client states streamed at once by evaluation; a few copies of a block are in memory
+BLOCK = 64 * 2**20
 
 
 def states_at(clients: Client, ids: np.ndarray) -> Client:
@@ -105,9 +104,8 @@ class HostClients:
         per_client = sum(
             stored.nbytes // stored.shape[0] for stored in jax.tree.leaves(state.clients)
         )
-        some = max(
-            self.layout.chunk * self.layout.devices, BLOCK // max(1, per_client)
-        )  # fills the vmap width
+        # fills the vmap width
+        some = max(self.layout.chunk * self.layout.devices, BLOCK // max(1, per_client))
         size = self.layout.padded(min(self.clients, some))
         everyone = np.arange(self.clients, dtype=np.int32)
         parts = [everyone[first : first + size] for first in range(0, self.clients, size)]

@@ -28,10 +28,8 @@ class Participation:
     high: int
     seen: tuple[int, ...]  # clients that may be sampled (the others are kept for evaluation)
     dropout: float = 0.0
-    slow: tuple[float, float] = (
-        0.0,
-        1.0,
-    )  # a straggler manages a uniform share in [least, 1) of its epochs
+    # a straggler manages a uniform share in [least, 1) of its epochs
+    slow: tuple[float, float] = (0.0, 1.0)
     schedule: tuple[
         tuple[int, ...], ...
     ] = ()  # fixed cohorts (an availability trace), taken in turn, instead of draws
@@ -137,9 +135,8 @@ def sample_distinct(key: Key, few: int, many: int) -> Int[Array, " few"]:
     (5, True)
     """
     step = jnp.arange(few, dtype=jnp.int32)
-    other = jax.random.randint(
-        key, (few,), step, many, jnp.int32
-    )  # step i: places i and other[i] ≥ i change their numbers
+    # step i: places i and other[i] ≥ i change their numbers
+    other = jax.random.randint(key, (few,), step, many, jnp.int32)
 
     def latest(place: Int[Array, " few"]) -> Int[Array, " few"]:
         """[few] the last step before step i that put something into place[i], −1 if none did."""

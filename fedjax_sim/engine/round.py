@@ -404,9 +404,8 @@ def learn(
         cohort.reports, round_plan.actions, ctx
     )
     reward = control.combine(env, state.server, server, reward, cohort)
-    after, may, _ = watch_cohort(
-        r, env, server, clients, ctx._replace(t=ctx.t + 1)
-    )  # as the next round would see them
+    # as the next round would see them
+    after, may, _ = watch_cohort(r, env, server, clients, ctx._replace(t=ctx.t + 1))
     done = jnp.broadcast_to((state.t + 1 >= env.rounds) if env.rounds else False, reward.shape)
     teaches = (
         cohort.ok if isinstance(round_plan.imposed, tuple) else cohort.ok & ~round_plan.imposed

@@ -142,9 +142,8 @@ def simulate(
         precision=precision,
     )
     if (control := method.ask(Controlled)) is not None:
-        control.make_agent(
-            dataclasses.replace(env, fed=fed)
-        )  # bad input is refused before anything is built
+        # bad input is refused before anything is built
+        control.make_agent(dataclasses.replace(env, fed=fed))
     return compiled(r, make_data(r, fed), eval_every, capacity)
 
 
@@ -203,9 +202,8 @@ def set_up(r: Round, env: Env, state: State, who: Int[Array, " some_clients"]) -
 
     def one(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Tree, Client]:
         after = env.method.setup(env, server, client, ctx)
-        return (), after._replace(
-            optimizer=client.optimizer
-        )  # the optimiser's state is that of rounds
+        # the optimiser's state is that of rounds
+        return (), after._replace(optimizer=client.optimizer)
 
     return each_client(env, r.layout, one, state.server, state.clients, ctxs)[1]
 
@@ -304,9 +302,8 @@ def run(
         now = jnp.minimum(eval_every - state.t % eval_every, left)
         state, logs = lax.fori_loop(0, now, round_, (state, logs))
         score = lambda scores: write(scores, i, {**evaluate(r, env, state, data), "round": state.t})
-        due = jnp.asarray(ends) | (
-            state.t % eval_every == 0
-        )  # no loop of one turn: XLA would compute its inside before it
+        # no loop of one turn: XLA would compute its inside before it
+        due = jnp.asarray(ends) | (state.t % eval_every == 0)
         return state, logs, lax.cond(due, score, lambda scores: scores, scores)
 
     last = first + rounds  # no sum with eval_every, which may be the largest number there is

@@ -49,9 +49,8 @@ def most_steps(env: Env, epochs: float | None) -> tuple[int, bool]:
     """(the most steps that a client can have in `epochs`, whether all clients that train have just
     as many); None: of a Plan's."""
     largest = -(-env.fed.rows["train"].shape[1] // env.batch_size)
-    number = np.asarray(
-        env.max_epochs if epochs is None else epochs, env.dtype
-    )  # rounds as `steps_for` does
+    # rounds as `steps_for` does
+    number = np.asarray(env.max_epochs if epochs is None else epochs, env.dtype)
     return max(1, int(np.round(number * np.asarray(largest, env.dtype)))), env.even and (
         epochs is not None or env.same_epochs
     )
@@ -88,9 +87,8 @@ def _permutations(
         # random bits are left; equal ones keep their order, as in a stable sort
         word = lax.sort(coarse | place, dimension=-1, is_stable=False)
         return (word & jnp.uint32(2**WORD_PLACES - 1)).astype(jnp.int32)
-    noise = jnp.where(
-        n > 2**WORD_PLACES, noise, coarse
-    )  # a small client's order is the one it has among small ones
+    # a small client's order is the one it has among small ones
+    noise = jnp.where(n > 2**WORD_PLACES, noise, coarse)
     return lax.sort((noise, place), dimension=-1, num_keys=1)[1].astype(jnp.int32)
 
 
@@ -101,10 +99,8 @@ def longest(env: Env, steps: Count) -> Count:
     return lax.pmax(steps, axes) if axes else steps
 
 
-LEAST_BLOCK, MOST_BLOCKS = (
-    8,
-    16,
-)  # turns of a block of `repeat`, and blocks of one call, on accelerators
+# turns of a block of `repeat`, and blocks of one call, on accelerators
+LEAST_BLOCK, MOST_BLOCKS = (8, 16)
 
 
 class Turns(NamedTuple):

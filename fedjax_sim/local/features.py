@@ -98,9 +98,8 @@ def gaussians(
         return mean, jnp.where(
             count[:, :, None] > 1, spread / jnp.maximum(count - 1, 1)[:, :, None], 0
         )
-    spread = jnp.maximum(
-        sums.square - count * jnp.square(mean), 0
-    )  # rounding must not make it negative
+    # rounding must not make it negative
+    spread = jnp.maximum(sums.square - count * jnp.square(mean), 0)
     return mean, jnp.where(count > 1, spread / jnp.maximum(count - 1, 1), 0)
 
 

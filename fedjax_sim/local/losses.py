@@ -107,9 +107,10 @@ class Loss(Node):
         )
 
     def _read(self, one: dataclasses.Field, value: Any) -> Any:
+        # a warm-up without end
         return (
             value if isinstance(value, float) and value == math.inf else super()._read(one, value)
-        )  # a warm-up without end
+        )
 
     def per_example(self, logits: Logits, labels: Targets, counts: Counts, confusion: Tree) -> Each:
         """[B] of clean rows."""
@@ -274,9 +275,8 @@ class CB(Loss):
     """Class-balanced cross-entropy by effective numbers of examples."""
 
     name = "cb"
-    beta: float = field(
-        0.9999, ge=0, help="β of the effective number of examples"
-    )  # a constant: log β needs all digits
+    # a constant: log β needs all digits
+    beta: float = field(0.9999, ge=0, help="β of the effective number of examples")
 
     def per_example(self, logits: Logits, labels: Targets, counts: Counts, confusion: Tree) -> Each:
         return class_balanced_weights(counts, self.beta)[labels] * _cross_entropy(logits, labels)
@@ -331,9 +331,8 @@ class C3E(Loss):
         between = (conf + conf.T) / 2  # A [C, C]
         adjusted = logits
         if self.prior:
-            log_prior = jnp.log(
-                jnp.maximum(count / jnp.maximum(count.sum(), tiny), PRIOR_FLOOR)
-            )  # [C]
+            # [C]
+            log_prior = jnp.log(jnp.maximum(count / jnp.maximum(count.sum(), tiny), PRIOR_FLOOR))
             factor = jnp.exp(conf / jnp.maximum(conf.sum(), tiny))  # [C, C]
             adjusted = logits + self.b * log_prior * factor[labels]  # [B, C]
         rows = (

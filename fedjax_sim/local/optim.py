@@ -46,9 +46,8 @@ class Optimizer(Node):
     """A local optimiser as a record; its numbers are arguments of the program. See `Sgd` and
     `local.optimizers`."""
 
-    clip_norm: Real = field(
-        0.0, ge=0, off=True, kw_only=True
-    )  # of the gradient of all moving groups; 0: as it is
+    # of the gradient of all moving groups; 0: as it is
+    clip_norm: Real = field(0.0, ge=0, off=True, kw_only=True)
     within: Within = field(Within(), kw_only=True)
     if TYPE_CHECKING:
         groups: tuple[str, ...] | None = (

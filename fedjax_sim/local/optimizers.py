@@ -51,6 +51,7 @@ OPTIMIZERS: dict[str, str] = {
     "signsgd": "the sign of the gradient",
     "adan": "Adam with the difference of gradients",
 }
+# unless said
 RATES = {
     "lion": 1e-4,
     "nesterov": 0.02,
@@ -58,7 +59,7 @@ RATES = {
     "lars": 0.1,
     "adagrad": 0.01,
     "adadelta": 1.0,
-}  # unless said
+}
 RATE = 1e-3  # of all others
 
 

@@ -81,9 +81,8 @@ class FedALA(Personal, FedAvg):
     def mixed(self, env: Env, server: Server, client: Client, ctx: Ctx) -> tuple[Own, Tree]:
         """(W brought up to date, θ̂) of ONE client."""
         old, new = client.resident["params"], server.net["params"]
-        apart = {
-            g: jax.tree.map(jnp.subtract, new[g], old[g]) for g in client.own.weights
-        }  # Θ − θ_old
+        # Θ − θ_old
+        apart = {g: jax.tree.map(jnp.subtract, new[g], old[g]) for g in client.own.weights}
         n = env.fed.size["train"][ctx.id]
         some = jnp.maximum(jnp.floor(n * (self.share / 100)), 1).astype(jnp.int32)
         key = jax.random.fold_in(ctx.key, MIXING)

@@ -121,9 +121,8 @@ class FedFomo(Peers, Personal, Method):
 
         # its own model gains nothing, exactly: a rounding error over 1e-5 would be a weight
         counts = server.uploaded[chosen] & (chosen != ctx.id)
-        omega = jnp.where(counts, lax.map(gain, jnp.arange(self.few(env))), 0).astype(
-            env.dtype
-        )  # [few]
+        # [few]
+        omega = jnp.where(counts, lax.map(gain, jnp.arange(self.few(env))), 0).astype(env.dtype)
         good = jnp.maximum(omega, 0)
         share = good / jnp.where(good.sum() > 0, good.sum(), 1)
         start = jax.tree.map(lambda a: jnp.where(good.sum() > 0, 0, a), net)

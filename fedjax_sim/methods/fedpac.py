@@ -60,9 +60,8 @@ def mixing(variance: Array, shares: Array, ok: Array) -> Array:
         alpha = simplex_qp(jnp.diag(variance) + apart @ apart.T, ok)
         alpha = jnp.where(alpha < SMALLEST, 0, alpha)
         alpha = alpha / alpha.sum()
-        return jnp.where(
-            jnp.isfinite(alpha).all(), alpha, jnp.arange(ok.shape[0]) == i
-        )  # on failure its own head
+        # on failure its own head
+        return jnp.where(jnp.isfinite(alpha).all(), alpha, jnp.arange(ok.shape[0]) == i)
 
     return lax.map(one, jnp.arange(ok.shape[0]))
 

@@ -44,10 +44,8 @@ from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.models.projection import check_width, with_projection
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Tree, Upload
 
-SILENT, SILENT_FOR = (
-    0.4,
-    10,
-)  # a run with a smaller share of live features warns; healthy ones had 0.5
+# a run with a smaller share of live features warns; healthy ones had 0.5
+SILENT, SILENT_FOR = (0.4, 10)
 PRIVATE = (  # where P_k stands among the parameters while a client trains; no group of the model
     "adjust"
 )
@@ -171,9 +169,8 @@ class FedPAM(Personal, FedAvg):
         ]
 
     def log(self, env: Env, old: Server, server: Server, cohort: Cohort) -> dict[str, Array]:
-        out = {
-            "private_parameters": jnp.int32(env.model.width**2 if self.adjusts else 0)
-        }  # of ONE client
+        # of ONE client
+        out = {"private_parameters": jnp.int32(env.model.width**2 if self.adjusts else 0)}
         out["live_features"] = live_features(env, server.net, cohort.ids)
         if self.adjusts:
             out["adjust_distance"] = cohort.sums / jnp.maximum(cohort.count, 1)  # mean ‖P_k − I‖

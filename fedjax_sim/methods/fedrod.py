@@ -59,9 +59,8 @@ class FedRoD(Personal, FedAvg):
 
         optimizer = env.optimizer
         if optimizer.groups is not None and env.model.head_group in optimizer.groups:
-            optimizer = optimizer._replace(
-                groups=(*optimizer.groups, OWN)
-            )  # decays as the generic head does
+            # decays as the generic head does
+            optimizer = optimizer._replace(groups=(*optimizer.groups, OWN))
         start = {**net, "params": {**net["params"], OWN: client.own}}
         client, done = local_sgd(env, start, client, ctx, objective=objective, optimizer=optimizer)
         params = dict(done.net["params"])
@@ -72,6 +71,5 @@ class FedRoD(Personal, FedAvg):
 
     def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
         head = server.net["params"][env.model.head_group]
-        return with_head(
-            env, server.net, jax.tree.map(jnp.add, head, client.own)
-        )  # linear: a sum of heads is a head
+        # linear: a sum of heads is a head
+        return with_head(env, server.net, jax.tree.map(jnp.add, head, client.own))

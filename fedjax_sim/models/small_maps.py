@@ -81,9 +81,10 @@ def tiles_conv(
     n = len(G) ** 2
     # materialized where parts are joined: XLA turns the product with a concatenation into a sum of
     # products
+    # [n·tiles², B·ci]
     v = materialize_gradient(
         transform(in_two_dimensions(Bt), x.transpose(1, 2, 0, 3).reshape(H * H, B * ci))
-    )  # [n·tiles², B·ci]
+    )
     u = materialize_gradient(transform(np.kron(G, G), w.reshape(9, ci * co)))  # [n, ci·co]
     m = [
         patch_product(vi.reshape(-1, ci), ui.reshape(ci, co))  # [tiles²·B, co]

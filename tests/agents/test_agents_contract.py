@@ -302,9 +302,8 @@ def test_float64_stays_float64_and_float32_stays_float32(name):
 def test_replay_agents_wait_for_a_full_minibatch(name):
     agent, _, update, draw = programs(name)
     start = agent.init(jax.random.key(0))
-    first, _ = update(
-        start, draw(start, jax.random.key(1)), jax.random.key(2)
-    )  # 6 stored, 8 needed
+    # 6 stored, 8 needed
+    first, _ = update(start, draw(start, jax.random.key(1)), jax.random.key(2))
     same_bits(first.learner, start.learner)
     assert int(first.replay.size) == ROWS
     second, _ = update(first, draw(first, jax.random.key(3)), jax.random.key(4))

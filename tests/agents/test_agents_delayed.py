@@ -41,9 +41,8 @@ def test_what_waits_is_completed_by_the_same_actor_only():
     key = jax.random.key(1)
     state, _ = agent.update(state, batch([4, 1], 1, [True, True]), key)
     assert not np.asarray(state.agent.mask).any()  # nobody was seen before
-    state, _ = agent.update(
-        state, batch([2, 4], 7, [True, False]), key
-    )  # 4 acts but does not report: it waits on
+    # 4 acts but does not report: it waits on
+    state, _ = agent.update(state, batch([2, 4], 7, [True, False]), key)
     assert not np.asarray(state.agent.mask).any()
     state, _ = agent.update(state, batch([4, 2], 20, [True, True]), key)
     taught = state.agent

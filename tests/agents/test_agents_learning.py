@@ -50,9 +50,8 @@ def test_defaults_beat_random_within_the_planned_rounds(name):
     last = rewards[:, PLANNED - 20 : PLANNED].mean()
     print(name, last, {key: value[:, PLANNED].mean().round(4) for key, value in values.items()})
     assert last > (0.04 if name == "a2c" else 0.055)  # A2C takes a single step per round
-    assert (
-        values["sensitivity"][:, PLANNED].mean() > 0.05
-    )  # different contexts get different policies
+    # different contexts get different policies
+    assert values["sensitivity"][:, PLANNED].mean() > 0.05
 
 
 @pytest.mark.parametrize("name", LEARNERS)

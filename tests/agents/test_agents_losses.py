@@ -35,9 +35,8 @@ def test_hand_worked_numbers():
         losses.soft_policy_loss(three_to_one, jnp.array([4.0, 8.0]), jnp.array(2.0)),
         -5 - 2 * entropy,
     )
-    close(
-        losses.temperature_loss(jnp.log(0.5), jnp.array(0.9), jnp.array(0.4)), -0.5 * LOG2
-    )  # −log ½ · (0.4 − 0.9)
+    # −log ½ · (0.4 − 0.9)
+    close(losses.temperature_loss(jnp.log(0.5), jnp.array(0.9), jnp.array(0.4)), -0.5 * LOG2)
     close(losses.policy_gradient_loss(jnp.array(-2.0), jnp.array(3.0)), 6.0)
     close(losses.surrogate(jnp.log(0.6), jnp.log(0.3), jnp.array(-2.0)), -4.0)
 
@@ -189,9 +188,8 @@ def test_wrong_shapes_are_rejected():
 def test_running_statistics_equal_numpy():
     rng = np.random.default_rng(2)
     statistics, kept = nets.no_statistics(3, jnp.float32), []
-    np.testing.assert_array_equal(
-        nets.normalise(statistics, jnp.ones(3)), np.ones(3)
-    )  # nothing seen yet
+    # nothing seen yet
+    np.testing.assert_array_equal(nets.normalise(statistics, jnp.ones(3)), np.ones(3))
     for size in (4, 1, 7):
         x, mask = rng.normal(3, 2, (size, 3)).astype(np.float32), rng.random(size) < 0.7
         statistics = nets.observe(statistics, jnp.asarray(x), jnp.asarray(mask))

@@ -41,9 +41,8 @@ def test_ring_equals_numpy(sizes):
 def test_samples_only_what_is_stored():
     buffer = ring.empty(jnp.zeros((), jnp.int32), CAPACITY)
     buffer = ring.add(buffer, jnp.arange(10, 13), jnp.ones(3, bool))  # not full: 3 of 7
-    drawn = np.asarray(
-        ring.sample(buffer, jax.random.key(0), (50, 60))
-    )  # more rows than are stored
+    # more rows than are stored
+    drawn = np.asarray(ring.sample(buffer, jax.random.key(0), (50, 60)))
     assert drawn.shape == (50, 60) and set(drawn.ravel()) == {10, 11, 12}
     counts = np.bincount(drawn.ravel())[10:]
     assert (abs(counts - 1000) < 4 * np.sqrt(3000 * 2 / 9)).all()  # uniform

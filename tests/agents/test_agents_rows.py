@@ -150,9 +150,8 @@ def test_what_chose_is_what_learns():
     actions were chosen."""
     agent = Watched(S, A, hidden=(8,), cohort=8, lr=0.01)
     state = agent.init(jax.random.key(0))
-    big = lambda path, x: (
-        x * 30 if "Dense_1" in jax.tree_util.keystr(path) else x
-    )  # a policy that depends on what it sees
+    # a policy that depends on what it sees
+    big = lambda path, x: x * 30 if "Dense_1" in jax.tree_util.keystr(path) else x
     state = state._replace(learner=jax.tree_util.tree_map_with_path(big, state.learner))
 
     def one(state, t):
@@ -180,9 +179,8 @@ def test_rows_of_an_older_policy_are_weighted(name):
         if "policy" in jax.tree_util.keystr(path) and "Dense_1" in jax.tree_util.keystr(path)
         else x
     )
-    state = state._replace(
-        learner=jax.tree_util.tree_map_with_path(even, state.learner)
-    )  # π = (½, ½)
+    # π = (½, ½)
+    state = state._replace(learner=jax.tree_util.tree_map_with_path(even, state.learner))
     # both batches have the same moments, as those of ten rows of unequal proportions would differ
     state = state._replace(
         advantages=type(state.advantages)(jnp.ones(()), jnp.zeros(()), jnp.ones(()))

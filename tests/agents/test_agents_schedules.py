@@ -127,14 +127,8 @@ def test_ddpg_random_rounds_and_intervals():
         old_bias, new_bias = (s.learner.actor["params"]["Dense_1"]["bias"] for s in (state, new))
         changed.append(bool((old_bias != new_bias).any()))
         state = new
-    assert changed == [
-        False,
-        False,
-        False,
-        True,
-        False,
-        True,
-    ]  # not in rounds 1, 2; then every second
+    # not in rounds 1, 2; then every second
+    assert changed == [False, False, False, True, False, True]
     assert spread(state) < 0.3
 
 
@@ -220,10 +214,8 @@ def test_q_bandit_learns_to_respect_budgets():
 
     info = train(jax.random.key(0))
     table = np.array([[float(reward_of(c, a)) for a in range(9)] for c in range(4)])
-    np.testing.assert_array_equal(
-        info.policy.argmax(-1), table.argmax(-1)
-    )  # the greedy action is optimal
-    np.testing.assert_array_equal(
-        table.argmax(-1), (budgets - 1) @ [3, 1]
-    )  # which uses up both budgets
+    # the greedy action is optimal
+    np.testing.assert_array_equal(info.policy.argmax(-1), table.argmax(-1))
+    # which uses up both budgets
+    np.testing.assert_array_equal(table.argmax(-1), (budgets - 1) @ [3, 1])
     np.testing.assert_allclose(info.value, table.max(-1), atol=0.4)

@@ -26,9 +26,8 @@ def test_fisher_vector_product_equals_the_explicit_fisher_matrix():
     init, apply = nets.mlp((HIDDEN,), A, jnp.float32)
     x = jax.random.normal(jax.random.key(0), (ROWS, S))
     flat, unravel = ravel_pytree(init(jax.random.key(1), x[0]))
-    flat = flat + 0.5 * jax.random.normal(
-        jax.random.key(2), flat.shape
-    )  # away from the uniform policy
+    # away from the uniform policy
+    flat = flat + 0.5 * jax.random.normal(jax.random.key(2), flat.shape)
     log_p = lambda p: jax.nn.log_softmax(apply(unravel(p), x))
     old = log_p(flat)
     kl = lambda p: (jnp.exp(old) * (old - log_p(p))).sum(-1).mean()

@@ -284,12 +284,8 @@ def test_a_part_of_the_cohort_is_scaled_to_the_whole_and_labelled(monkeypatch, p
     assert rows["torch"]["extrapolated_from_clients"] == 2
     assert rows["torch_procs"]["extrapolated_from_clients"] is None
     assert "extrapolated from 2 clients" in rounds_per_second.table(bench.result())
-    assert [row["peer"] for row in bench.order] == [
-        "torch_procs",
-        "torch",
-        "torch",
-        "torch_procs",
-    ]  # in turn
+    # in turn
+    assert [row["peer"] for row in bench.order] == ["torch_procs", "torch", "torch", "torch_procs"]
     assert [peer for peer, what, _ in asked if what == "closed"] == ["torch", "torch_procs"]
 
 

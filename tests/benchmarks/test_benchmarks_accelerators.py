@@ -123,14 +123,12 @@ def test_costs_of_the_gpu_program():
     assert root.loops[0].body.own == Cost(0, 2, 8 + 8, 16, touched=16)
     assert root.loops[0].condition == Cost(0, 1, 4 + 4 + 1, 9, touched=9)
     assert root.loops[1].body.own == Cost(0, 2, 1024 + 8, 1032, touched=1032)
-    entry = (
-        8 + 8 + 5 + (0 + 512 + 4 + 512) + 1024
-    )  # two copies, a comparison, one row of the table, a copy
+    # two copies, a comparison, one row of the table, a copy
+    entry = 8 + 8 + 5 + (0 + 512 + 4 + 512) + 1024
     assert (root.own.kernels, root.own.bytes) == (5, entry)
     whole = hlo.total(root)
-    assert (
-        whole.kernels == 5 + 2 * (2 + 4 * 2) + 3 * 1 + 3 * 2 + 2
-    )  # of the conditional the branch with two products
+    # of the conditional the branch with two products
+    assert whole.kernels == 5 + 2 * (2 + 4 * 2) + 3 * 1 + 3 * 2 + 2
     assert whole.bytes == entry + 2 * (16 + 4 * 1200) + 3 * 9 + 3 * 1032 + 2 * 1280
     assert whole.syncs == 3 + 1  # two turns and the end of the loop, the conditional
     assert whole.cycles == 0
@@ -140,23 +138,19 @@ def test_costs_of_the_tpu_program():
     root = read("tpu")
     body = root.loops[0].body.loops[0].body.own
     assert body.cycles == 1832 + 1817 + 1827
-    assert (
-        body.kernels == 4 + 1 and body.bytes == 4
-    )  # all but a counter is in the core's own memory
+    # all but a counter is in the core's own memory
+    assert body.kernels == 4 + 1 and body.bytes == 4
     assert body.unpriced == 1  # the gather has no cycles
     numbers, padded, picked, w = 8 * 4, 4096, 8 * 16, 512
     kernels = [numbers + 4 + numbers, numbers + padded, picked + padded + picked, w + picked + w, 8]
-    assert (body.touched, body.fetched) == (
-        sum(kernels),
-        0,
-    )  # wherever it lies; of the pool eight rows
+    # wherever it lies; of the pool eight rows
+    assert (body.touched, body.fetched) == (sum(kernels), 0)
     assert root.own.fetched == 2 * 2 * w  # w into the core, and out again
     assert root.loops[1].body.own.cycles == 1840
     assert root.own.cycles == 1908 + 10264
     pool, rows, w, numbers = 20_000 * 16, 40 * 8 * 4, 8 * 16 * 4, 2 * 8 + 4 + 4
-    assert (
-        root.own.bytes == pool + rows + w + w + w + numbers
-    )  # into the core; w comes out again; a row of the table
+    # into the core; w comes out again; a row of the table
+    assert root.own.bytes == pool + rows + w + w + w + numbers
     assert hlo.total(root).cycles == 12_172 + 8 * 5476 + 3 * 1840 + 2324
 
 

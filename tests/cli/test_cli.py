@@ -248,9 +248,8 @@ def test_mistakes_are_one_sentence(capsys, tmp_path, options, sentence):
 )
 def test_mistakes_of_other_commands(capsys, tmp_path, argv, sentence):
     assert sentence in refused(capsys, *argv)
-    assert (
-        list(tmp_path.iterdir()) == []
-    )  # a second method's mistake is found before the first one runs
+    # a second method's mistake is found before the first one runs
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_data_names_three_ways(capsys, monkeypatch, tmp_path):
@@ -571,9 +570,8 @@ def test_help_fits_80_columns(capsys, monkeypatch, command):
         make_parser().parse_args([*command.split(), "--help"])
     text = capsys.readouterr().out
     assert [line for line in text.splitlines() if len(line) > 80] == []
-    assert "{" not in re.sub(
-        r"\{(loop,vmap|local,slurm,ray)\}", "", text
-    )  # every list of names was filled in
+    # every list of names was filled in
+    assert "{" not in re.sub(r"\{(loop,vmap|local,slurm,ray)\}", "", text)
 
 
 @pytest.mark.parametrize("what", sorted(registries.REGISTRIES))

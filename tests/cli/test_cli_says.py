@@ -217,9 +217,8 @@ def test_an_interrupted_comparison_goes_on(capsys, tmp_path):
     again = json.loads((out / "compare.json").read_text())["runs"]
     assert [r["method"] for r in again] == ["fedavg", "local"]
     same = [r["client_acc_mean"] for r in first]
-    assert [r["client_acc_mean"] for r in again] == pytest.approx(
-        same, rel=1e-6
-    )  # rows are kept to eight digits
+    # rows are kept to eight digits
+    assert [r["client_acc_mean"] for r in again] == pytest.approx(same, rel=1e-6)
     assert (out / "fedavg" / "metrics.csv").read_bytes() == rows
     capsys.readouterr()
     assert "holds another configuration" in refused(capsys, *command, "--lr", "0.5")
@@ -272,9 +271,8 @@ def test_client_figures_say_which_rows_they_stand_on(tmp_path, capsys):
         f"clients are scored on {text}" in captured.out
         and f"client figures: on {text}" in captured.out
     )
-    assert (
-        "client mean (val)" in captured.out and "client mean accuracy (val)" in captured.err
-    )  # local has no global model
+    # local has no global model
+    assert "client mean (val)" in captured.out and "client mean accuracy (val)" in captured.err
     header, line = (row.split(",") for row in (out / "metrics.csv").read_text().splitlines())
     assert float(dict(zip(header, line, strict=True))["client_rows_least"]) == rows["least"]
     groups = grouped(load_runs([out]))

@@ -62,9 +62,8 @@ def test_the_partition_follows_the_seed(compared):
             assert (config(path)["seed"], config(path)["data_seed"]) == (seed, seed)
             with np.load(path / "labels.npz") as file:
                 labels.setdefault(seed, file["label_counts"])
-                assert np.array_equal(
-                    labels[seed], file["label_counts"]
-                )  # the same for every method
+                # the same for every method
+                assert np.array_equal(labels[seed], file["label_counts"])
     assert not np.array_equal(labels[0], labels[1])
 
 

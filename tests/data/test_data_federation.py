@@ -88,9 +88,8 @@ def test_is_a_pytree_argument():
     fed = jax.device_put(fed)
     expected = ((x[[0, 10, 20]] / 255.0 - np.asarray(fed.mean)) / np.asarray(fed.std)).mean()
     np.testing.assert_allclose(first_batch_mean(fed)[0], expected, rtol=1e-4, atol=1e-6)
-    first_batch_mean(
-        dataclasses.replace(fed, y=jnp.flip(fed.y))
-    )  # same static fields: no new trace
+    # same static fields: no new trace
+    first_batch_mean(dataclasses.replace(fed, y=jnp.flip(fed.y)))
     assert (fed.name, fed.augment) == ("mine", "crop_flip")
     np.testing.assert_array_equal(fed.label_counts(), Federation.label_counts(jax.device_get(fed)))
 
@@ -113,9 +112,8 @@ def test_origin_and_fingerprint_do_not_compile_again():
         and hash(jax.tree.structure(one)) is not None
     )
     assert jax.device_put(other).description == "made elsewhere"  # it rides along
-    assert (
-        one.fingerprint() == other.fingerprint() == jax.device_put(one).fingerprint()
-    )  # float64 -> float32
+    # float64 -> float32
+    assert one.fingerprint() == other.fingerprint() == jax.device_put(one).fingerprint()
     assert (
         one.__dict__["_fingerprint"] == one.fingerprint()
         and "_fingerprint" not in dataclasses.replace(one).__dict__

@@ -110,9 +110,8 @@ def test_dirichlet_with_vanishing_alpha_terminates():
 def test_shards_structure_and_leftover():
     y = np.sort(labels(1007))
     rows = partition("shards:2", y, 10, rng=0)
-    assert [len(r) for r in rows] == [100] * 9 + [
-        107
-    ]  # 20 shards of 50, 7 left over for the last client
+    # 20 shards of 50, 7 left over for the last client
+    assert [len(r) for r in rows] == [100] * 9 + [107]
     shards = [sorted(y[half].tolist()) for r in rows for half in (r[:50], r[50:100])]
     # Sorted by label, the shards laid end to end are the sorted labels; the leftover is the end of
     # them.

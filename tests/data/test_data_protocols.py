@@ -171,9 +171,8 @@ def test_val_fraction_under_any_protocol(protocol):
 
 def test_val_fraction_needs_two_training_examples():
     small = toy(train=60, test=0)
-    fed = federate(
-        small, "iid", clients=30, protocol="pfllib", val_fraction=0.9
-    )  # 2 each: 1 test, 1 train
+    # 2 each: 1 test, 1 train
+    fed = federate(small, "iid", clients=30, protocol="pfllib", val_fraction=0.9)
     assert fed.size["train"].tolist() == [1] * 30 and fed.size["val"].tolist() == [0] * 30
     fed = federate(small, "iid", clients=20, protocol="pfllib", val_fraction=0.01)  # 3 each
     assert fed.size["train"].tolist() == fed.size["val"].tolist() == [1] * 20
@@ -276,7 +275,6 @@ def test_enough_validation_rows_by_default():
         federate("digits", val_fraction=0.1).size["val"]
         == np.maximum(1, np.floor(0.1 * total + 0.5))
     ).all()  # as it is said
-    large = federate(
-        "synthetic:train=9000,test=100", "iid", clients=20
-    )  # nothing changes for clients of 200 and more
+    # nothing changes for clients of 200 and more
+    large = federate("synthetic:train=9000,test=100", "iid", clients=20)
     assert (large.size["val"] == 41).all()

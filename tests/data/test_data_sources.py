@@ -251,9 +251,8 @@ def test_omniglot(tmp_path):
     for j in (0, 19):
         rows = np.concatenate([fed.client_rows(j, split) for split in fed.rows])
         assert set(data.extra["drawer"][rows]) == {j}
-        assert sorted(data.extra["character"][rows].tolist()) == list(
-            range(1, 21)
-        )  # one drawing of each character
+        # one drawing of each character
+        assert sorted(data.extra["character"][rows].tolist()) == list(range(1, 21))
 
 
 def prepare_tfds(root, name, n=(20, 5)):

@@ -248,12 +248,10 @@ def test_folder_without_test_set_and_bad_folders(tmp_path, monkeypatch):
     with refused("a.png' is not a readable picture"):
         load(f"folder:{tmp_path}")
     good = (tmp_path / "class1" / "1.png").read_bytes()
-    (tmp_path / "class1" / "a.png").write_bytes(
-        good[:45]
-    )  # the header is right, the pixels are missing
-    monkeypatch.setattr(
-        "PIL.ImageFile.LOAD_TRUNCATED_IMAGES", True
-    )  # as tensorflow-datasets leaves it
+    # the header is right, the pixels are missing
+    (tmp_path / "class1" / "a.png").write_bytes(good[:45])
+    # as tensorflow-datasets leaves it
+    monkeypatch.setattr("PIL.ImageFile.LOAD_TRUNCATED_IMAGES", True)
     with refused("a.png' is not a readable picture"):
         load(f"folder:{tmp_path}")
     for path, message in (
@@ -304,15 +302,8 @@ def test_docs_run(tmp_path, monkeypatch, capsys):
         assert block.count("\n") <= 25
         exec(block, names)  # one page, one session
         clients.append(names["fed"].num_clients)
-    assert clients == [
-        2,
-        3,
-        4,
-        4,
-        3,
-        2,
-        2,
-    ]  # arrays, .npz, .csv twice, pictures, idx, and the last one described
+    # arrays, .npz, .csv twice, pictures, idx, and the last one described
+    assert clients == [2, 3, 4, 4, 3, 2, 2]
     assert "arrays" in capsys.readouterr().out and pathlib.Path("labels.png").exists()
 
 

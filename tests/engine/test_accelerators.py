@@ -182,9 +182,8 @@ def test_the_state_is_given_away_whole(platform):
     _, program = compiled("ditto", platform)
     state = tiny.start(tiny.simulation("ditto"))[0]
     size = sum(np.asarray(a).nbytes for a in jax.tree.leaves(state))
-    assert (
-        program.memory_analysis().alias_size_in_bytes >= size - 64
-    )  # round number and key may be written anew
+    # round number and key may be written anew
+    assert program.memory_analysis().alias_size_in_bytes >= size - 64
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])

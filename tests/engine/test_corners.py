@@ -215,9 +215,8 @@ def test_bits_are_threefry(shape):
 def test_what_a_client_keeps_is_guarded_too():
     """Ditto's private model may diverge alone: the upload is fine, the client counts as diverged
     and stays as it was."""
-    method = make_method(
-        "ditto", lam=1e30
-    )  # the pull overflows in the second step; the global branch knows nothing of it
+    # the pull overflows in the second step; the global branch knows nothing of it
+    method = make_method("ditto", lam=1e30)
     sim, _, _ = run(method, rounds=1)
     state, data = start(sim)
     after, log, _, nets = sim.examine(state, data)

@@ -59,9 +59,8 @@ def test_host_gives_the_numbers_of_the_device(method, where):
     np.testing.assert_allclose(numbers(host.rounds), numbers(device.rounds), rtol=1e-6, atol=1e-6)
     for name in device.clients:
         np.testing.assert_allclose(host.clients[name], device.clients[name], rtol=1e-6, atol=1e-6)
-    count = (
-        device.setup.fed.num_clients
-    )  # rows beyond are nobody's: they fill up the devices' shares
+    # rows beyond are nobody's: they fill up the devices' shares
+    count = device.setup.fed.num_clients
     real = lambda state: jax.tree.leaves(
         (state._replace(clients=()), jax.tree.map(lambda a: a[:count], state.clients))
     )
@@ -97,9 +96,8 @@ def test_setup_is_streamed(monkeypatch):
             after, up = super().local(env, net, server, client, ctx)
             return after._replace(own=client.own + 1), up
 
-    monkeypatch.setattr(
-        host_clients, "BLOCK", 4 * 4
-    )  # four rows of one float at a time: 4 + 2 clients
+    # four rows of one float at a time: 4 + 2 clients
+    monkeypatch.setattr(host_clients, "BLOCK", 4 * 4)
     setup = prepare(
         config("fedavg", evaluations=("global",), state_on="host", participation="1"),
         fed=federation(),

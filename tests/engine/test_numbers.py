@@ -72,12 +72,8 @@ def test_another_value_is_the_same_program(name):
     assert texts(one, state, data) == texts(other, state, data)
 
 
-QUICK = (
-    "fedprox",
-    "ditto",
-    "fedpam",
-    "fedpolicy",
-)  # one of each kind: compiling every method twice takes minutes
+# one of each kind: compiling every method twice takes minutes
+QUICK = ("fedprox", "ditto", "fedpam", "fedpolicy")
 
 
 @pytest.mark.parametrize(
@@ -118,16 +114,14 @@ def test_zero_leaves_the_term_out_where_the_field_says_so():
     assert list(rule.numbers) == ["weight_decay"] and jax.tree.leaves(rule) == [0.1]
     state = jax.jit(lambda rule, w: rule.transform().init(w))(rule, jnp.ones(3))
     assert not jax.tree.leaves(state)  # no velocity is carried
-    assert make_method("fedprox", mu=0.0).numbers == {
-        "mu": 0.0
-    }  # a pull of 0 is a number as any other
+    # a pull of 0 is a number as any other
+    assert make_method("fedprox", mu=0.0).numbers == {"mu": 0.0}
     assert (
         "lam" not in make_method("fedpam", lam=0.0).numbers
         and make_method("fedpam").numbers["lam"] == 30.0
     )
-    assert make_method("ditto", personal_epochs=2).numbers == {
-        "lam": 0.5
-    }  # epochs size the shuffles
+    # epochs size the shuffles
+    assert make_method("ditto", personal_epochs=2).numbers == {"lam": 0.5}
     assert make_method("perfedavg", beta=0.1).numbers == {"beta": 0.1}  # the word lr is none
 
 

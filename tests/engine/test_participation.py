@@ -90,9 +90,8 @@ def test_range_draws_every_size_equally_often():
     assert counts[:2].sum() == 0 and np.abs(counts[2:] - ROUNDS / 4).max() < 5 * np.sqrt(
         ROUNDS * 3 / 16
     )
-    assert all(
-        (row[:n]).all() for row, n in zip(active, sizes, strict=True)
-    )  # the first ones of the permutation
+    # the first ones of the permutation
+    assert all((row[:n]).all() for row, n in zip(active, sizes, strict=True))
 
 
 def test_a_round_depends_on_its_key_alone():

@@ -151,9 +151,8 @@ def test_a_narrow_product_adds_up_in_float32(platform):
         gx, gw = back(g)
     assert out.dtype == gw.dtype == jnp.float32 and gx.dtype == jnp.bfloat16
     assert np.allclose(out, rounded(x) @ rounded(w), rtol=1e-5, atol=1e-4)
-    assert np.allclose(
-        gw, rounded(x).T @ rounded(g), rtol=1e-5, atol=1e-4
-    )  # g is an operand: rounded
+    # g is an operand: rounded
+    assert np.allclose(gw, rounded(x).T @ rounded(g), rtol=1e-5, atol=1e-4)
     assert not np.allclose(gw, rounded(x).T @ g, rtol=1e-5, atol=1e-4)
 
 
@@ -178,9 +177,8 @@ def training(name, shape, activations, platform="cpu", **options):
     return value, features, stats, grads
 
 
-BUILT_IN = [
-    name for name in MODELS if REGISTRY[name].build is None and not REGISTRY[name].tokens
-]  # those refuse
+# those refuse
+BUILT_IN = [name for name in MODELS if REGISTRY[name].build is None and not REGISTRY[name].tokens]
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -193,10 +191,11 @@ def test_every_model_is_close_to_itself_in_float32(name):
     assert np.allclose(
         got[1], want[1], atol=(0.1 if name == "resnet18" else 0.02) * float(jnp.abs(want[1]).max())
     )
+    # rounded; a mean
     assert (
         bool((got[1] == got[1].astype(jnp.bfloat16).astype(jnp.float32)).all())
         or name == "resnet18"
-    )  # rounded; a mean
+    )
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(got[2:]))
     flat = lambda tree: jnp.concatenate([a.ravel() for a in jax.tree.leaves(tree)])
     a, b = flat(want[3]), flat(got[3])

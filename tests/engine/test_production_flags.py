@@ -57,9 +57,8 @@ def convolutions() -> None:
 
     def compare(layer, shape, forms) -> None:
         arrays = [jnp.asarray(rng.standard_normal(s)) for s in (shape, (3, 3, shape[3], 8), (8,))]
-        weight = jnp.asarray(
-            rng.standard_normal(layer(*arrays, "lax").shape)
-        )  # an uneven gradient from above
+        # an uneven gradient from above
+        weight = jnp.asarray(rng.standard_normal(layer(*arrays, "lax").shape))
         total = lambda *a, conv: (((y := layer(*a, conv)) * weight).sum(), y)
         run = lambda conv: jax.jit(
             jax.grad(lambda *a: total(*a, conv=conv), (0, 1, 2), has_aux=True)

@@ -40,9 +40,8 @@ def chosen(sim, rounds: int) -> np.ndarray:
 def test_a_method_may_decide():
     plain, own = simulation("fedavg"), simulation("fedavg", around=lambda _: InTurn())
     assert chosen(own, 3).tolist() == [[(t + k) % N for k in range(M)] for t in range(3)]
-    wrapped = simulation(
-        "fedavg", around=lambda _: fs.Clip(1e6, InTurn())
-    )  # and inside a transform
+    # and inside a transform
+    wrapped = simulation("fedavg", around=lambda _: fs.Clip(1e6, InTurn()))
     assert chosen(wrapped, 2).tolist() == [[(t + k) % N for k in range(M)] for t in range(2)]
     assert not np.array_equal(chosen(plain, 3), chosen(own, 3))
 

@@ -241,9 +241,8 @@ def theirs(case: str) -> dict[str, np.ndarray]:
         descent, weight, mean, square = optimiser(policy + value), 0.0, 0.0, 0.0
         for t in range(len(batches)):
             recent = [batches[t], *(batches[max(0, t - 1) : t] if name == "ppo" else ())]
-            free = [
-                np.asarray(b.info.available).sum(-1) != 1 for b in recent
-            ]  # none available: all are
+            # none available: all are
+            free = [np.asarray(b.info.available).sum(-1) != 1 for b in recent]
             kept = [
                 jax.tree.map(lambda x, f=f: np.asarray(x)[f], b)
                 for b, f in zip(recent, free, strict=True)

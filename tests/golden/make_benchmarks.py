@@ -47,9 +47,8 @@ RAGGED = dataclasses.replace(
     pool=60,
     lr=0.05,
 )
-WHOLE = dataclasses.replace(
-    RAGGED, name="whole", batch=RAGGED.pool
-)  # one batch per epoch: the order cannot matter
+# one batch per epoch: the order cannot matter
+WHOLE = dataclasses.replace(RAGGED, name="whole", batch=RAGGED.pool)
 NORMALISED = dataclasses.replace(
     TINY,
     model="resnet18",

@@ -15,11 +15,8 @@ import sys
 import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
-RESIZES = (
-    ((8, 8), (28, 28)),
-    ((16, 16), (28, 28)),
-    ((7, 5), (3, 9)),
-)  # (old height, width) -> (new height, width)
+# (old height, width) -> (new height, width)
+RESIZES = (((8, 8), (28, 28)), ((16, 16), (28, 28)), ((7, 5), (3, 9)))
 USPS = 6  # images of 16x16 in the test of usps
 
 

@@ -56,9 +56,8 @@ def images(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def tied_windows() -> np.ndarray:
-    return (
-        np.random.default_rng(2).integers(-2, 3, (2, 6, 6, 1)).astype(np.float32)
-    )  # many ties, and zeros
+    # many ties, and zeros
+    return np.random.default_rng(2).integers(-2, 3, (2, 6, 6, 1)).astype(np.float32)
 
 
 def stem_input(size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:

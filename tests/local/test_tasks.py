@@ -72,9 +72,8 @@ def test_arrays_say_their_task():
     assert [federation(task).task for task in MODELS] == list(MODELS)
     fed = tokens()
     assert (fed.x.dtype, fed.shape, fed.classes, fed.vocabulary) == (np.int32, (8,), 5, ())
-    assert (
-        (fed.mean == 0).all() and (fed.std == 1).all() and fed.scale == 1
-    )  # tokens are never normalised
+    # tokens are never normalised
+    assert (fed.mean == 0).all() and (fed.std == 1).all() and fed.scale == 1
     own = table("regression")
     trained = np.concatenate([np.asarray(own.x)[own.client_rows(i)] for i in range(3)])
     np.testing.assert_allclose(own.mean, trained.mean((0, 1, 2)))  # per column

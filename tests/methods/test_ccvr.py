@@ -107,9 +107,8 @@ def test_ccvr_post_hoc_only_touches_the_head_at_the_end():
     plain = base.examine(*start(base))[0]
     assert close(state.server.net, plain.server.net, 1e-6)
     assert set(np.nonzero(np.asarray(state.server.joined))[0]) == set(np.asarray(ids).tolist())
-    early, last = (
-        sim.evaluate(state._replace(t=jnp.int32(t)), data) for t in (7, 8)
-    )  # 8 rounds are planned
+    # 8 rounds are planned
+    early, last = (sim.evaluate(state._replace(t=jnp.int32(t)), data) for t in (7, 8))
     assert close(early["global"], base.evaluate(plain, start(base)[1])["global"], 1e-6)
     assert not close(early["global"]["loss"]["total"], last["global"]["loss"]["total"], 1e-4)
     net = sim.method.finish(sim.open(data), state.server, jax.random.PRNGKey(0))

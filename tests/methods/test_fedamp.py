@@ -21,9 +21,8 @@ def test_fedamp_far_apart_is_local_training_with_a_pull_to_itself():
     )
     near = sim.examine(uploaded(scattered(state, 0.02)), data)[0]
     want = base.examine(scattered(other, 0.02), same)[0]
-    assert not tiny.close(
-        near.clients.resident, want.clients.resident, 1e-4
-    )  # they do attract each other when close
+    # they do attract each other when close
+    assert not tiny.close(near.clients.resident, want.clients.resident, 1e-4)
     strangers = sim.examine(scattered(state, 0.02), data)[0]  # but not before they have uploaded
     assert_close(strangers.clients.resident, want.clients.resident, 1e-6)
 

@@ -72,9 +72,8 @@ def test_fedca_struggle_is_the_share_predicted_elsewhere():
         want,
         atol=1e-6,
     )
-    _, after, up = train_one(
-        "fedca"
-    )  # tracked with plain cross-entropy as well, and reported after training
+    # tracked with plain cross-entropy as well, and reported after training
+    _, after, up = train_one("fedca")
     assert not np.allclose(after.confusion.conf, 1) and close(
         up.report, fedca.struggle(after.confusion), 1e-6
     )

@@ -29,9 +29,8 @@ def test_fedcp_gates_sum_to_one_and_the_context_has_length_one():
     assert not np.allclose(soft[0], noisy[0]) and not np.allclose(noisy[0], other[0])
     a = np.asarray((z * v) @ policy["kernel"] + policy["bias"])
     a = np.maximum((a - a.mean(1, keepdims=True)) / np.sqrt(a.var(1, keepdims=True) + 1e-5), 0)
-    np.testing.assert_allclose(
-        soft[0], 1 / (1 + np.exp(a[:, 5:] - a[:, :5])), atol=1e-5
-    )  # first half: the private gate
+    # first half: the private gate
+    np.testing.assert_allclose(soft[0], 1 / (1 + np.exp(a[:, 5:] - a[:, :5])), atol=1e-5)
 
 
 def test_fedcp_private_head_stays_and_the_global_one_is_the_middle():

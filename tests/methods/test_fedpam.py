@@ -249,9 +249,8 @@ def test_silent_features_are_counted_and_reported():
     dead = with_first(1e-3 * kernel, jnp.array([5.0, -1e6, 5.0, -1e6, 5.0]))
     for ids in (jnp.arange(N), jnp.array([1])):
         np.testing.assert_allclose(live_features(env, dead, ids), 0.6, rtol=1e-6)
-    seen = np.concatenate(
-        [np.resize(fed.client_rows(k, "train"), 22) for k in (0, 3, 5)]
-    )  # 64 images of three clients
+    # 64 images of three clients
+    seen = np.concatenate([np.resize(fed.client_rows(k, "train"), 22) for k in (0, 3, 5)])
     z = np.asarray(fed.x)[seen].reshape(len(seen), -1) @ np.asarray(kernel)
     for shift in (-1.0, -3.0, -5.0):
         got = live_features(env, with_first(kernel, jnp.full(5, shift)), jnp.array([0, 3, 5]))
@@ -528,16 +527,14 @@ def test_its_own_rate_unless_the_run_names_one(tmp_path, capsys):
         assert setup.resolved["prefers"] == {
             k: v for k, v in own.items() if getattr(setup.experiment.training, k) == v
         }
-    assert (
-        main(["run", "fedpam", "--rounds", "6", "--out", str(tmp_path / "a")]) == 0
-    )  # as it is shipped
+    # as it is shipped
+    assert main(["run", "fedpam", "--rounds", "6", "--out", str(tmp_path / "a")]) == 0
     captured = capsys.readouterr()
     assert (
         "fedpam: momentum 0.5 is the method's default (--momentum sets another)"
         in captured.out + captured.err
     )
     with (tmp_path / "a" / "rounds.csv").open(newline="") as file:
-        assert (
-            min(float(row["live_features"]) for row in csv.DictReader(file)) > 0.6
-        )  # 0.3 with 0.02 and 0.9
+        # 0.3 with 0.02 and 0.9
+        assert min(float(row["live_features"]) for row in csv.DictReader(file)) > 0.6
     assert json.loads((tmp_path / "a" / "summary.json").read_text())["client_acc_mean"] > 0.5

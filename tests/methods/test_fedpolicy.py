@@ -299,9 +299,8 @@ def test_rewards():
     assert reward(lam="1") == pytest.approx(0.6)
     assert reward(reward="local") == pytest.approx(0.2)
     assert reward(reward="global") == pytest.approx(0.4)
-    assert (
-        reward(reward="mixture") == reward(reward="contribution") == pytest.approx(0.2)
-    )  # the shares come by `combine`
+    # the shares come by `combine`
+    assert reward(reward="mixture") == reward(reward="contribution") == pytest.approx(0.2)
 
 
 def test_layerwise_and_mix():
@@ -485,9 +484,8 @@ def test_what_it_needs_of_model_and_data():
         simulated(bare())
     with pytest.raises(UserError, match="validation rows on every client"):
         simulated(bare(rows={"train": rows["train"]}, server_val=fed.server_rows["val"]))
-    static = simulation(
-        "fedpolicy", agent="full"
-    )  # a static policy needs no validation rows; its reward is not known
+    # a static policy needs no validation rows; its reward is not known
+    static = simulation("fedpolicy", agent="full")
     plain = simulate(
         static.method,
         static.env,

@@ -17,8 +17,7 @@ def test_pfedme_without_a_pull_is_plain_sgd():
     assert_close(start(sim)[0].server, state.server, 1e-6)  # an average of equal models
     plain = variant(simulation("fedavg"), lr=0.03, optimizer=Sgd(0.0, 0.02))
     first, data = start(plain)
-    _, _, same, uploads = plain.examine(
-        first._replace(t=jnp.int32(1)), data
-    )  # the second round, from Θ⁰
+    # the second round, from Θ⁰
+    _, _, same, uploads = plain.examine(first._replace(t=jnp.int32(1)), data)
     assert np.array_equal(ids, same)
     assert_close(rows(state.clients.own, ids), uploads, 1e-6)

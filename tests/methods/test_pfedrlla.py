@@ -230,9 +230,8 @@ def test_everybody_trains_before_round_one(scratch):
     assert close(jax.tree.map(lambda a: a[2], start(plain)[0].clients.resident), net)
     broken = dataclasses.replace(data.fed, x=np.full_like(data.fed.x, np.nan))
     sick = dataclasses.replace(scratch, init=simulate_start(scratch, broken))
-    assert close(
-        jax.tree.map(lambda a: a[2], sick.init(0, net).clients.resident), net
-    )  # kept, as others mix it
+    # kept, as others mix it
+    assert close(jax.tree.map(lambda a: a[2], sick.init(0, net).clients.resident), net)
 
 
 def simulate_start(sim, fed):
@@ -280,9 +279,8 @@ def test_similarities_and_forms():
     np.testing.assert_allclose(
         preferred(e, others, usable, "paper"), np.array([0.5, 0, 0, 1]) / 1.5, atol=1e-6
     )
-    far = np.array(
-        [0 + 3, -1 + 2, 0]
-    )  # cosines plus L1 distances of who counts, itself last: as the authors' code adds them
+    # cosines plus L1 distances of who counts, itself last: as the authors' code adds them
+    far = np.array([0 + 3, -1 + 2, 0])
     near = np.exp(-(far + 1e-4) / (3 + 1e-4))
     np.testing.assert_allclose(
         preferred(e, others, usable, "code")[jnp.array([0, 1, 3])], near / near.sum(), atol=1e-6
@@ -342,9 +340,8 @@ def test_pretraining_keeps_bodies_at_home():
     sim = simulation(regime="pretrain", random_rounds=0)
     state, data = start(sim)
     round_plan = announced(sim)(state, data)[0]
-    np.testing.assert_array_equal(
-        round_plan.slots.plan.weights[:, 0], np.eye(M + 1)[[M] * M]
-    )  # fc1: only its own
+    # fc1: only its own
+    np.testing.assert_array_equal(round_plan.slots.plan.weights[:, 0], np.eye(M + 1)[[M] * M])
     assert (
         np.asarray(round_plan.slots.plan.take) == [0, 1]
     ).all() and state.clients.own.second == ()
@@ -498,9 +495,8 @@ def test_devices_share_out_the_decoder(monkeypatch):
     )
     assert sizes(whole) == (16, 16) and sizes(far) == (16, 8)
     same_place = lambda a, where: a.sharding.is_equivalent_to(where, a.ndim)
-    assert all(
-        jax.tree.leaves(jax.tree.map(same_place, states[1][0].server, place))
-    )  # as the compiled program takes it
+    # as the compiled program takes it
+    assert all(jax.tree.leaves(jax.tree.map(same_place, states[1][0].server, place)))
 
 
 def test_a_round_needs_the_state_and_the_rows_it_reads():

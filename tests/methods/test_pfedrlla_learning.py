@@ -42,9 +42,8 @@ def test_weights_go_to_the_own_group(participation):
     for a client or a group."""
     found = learned(120, rows=100, participation=participation, **QUICK)
     assert found["same"] > 1.3 * found["other"]
-    assert (
-        found["wanted_same"] > 1.3 * found["wanted_other"] and found["silhouette_mhae"] > 0.1
-    )  # the encoder tells them
+    # the encoder tells them
+    assert found["wanted_same"] > 1.3 * found["wanted_other"] and found["silhouette_mhae"] > 0.1
     assert alive(found) and found["agent_sensitivity"] > 0.05
 
 

@@ -107,9 +107,8 @@ def test_every_switch_of_the_reward_and_the_agent_is_honoured():
         *shown(**o)
     )
     empty = lambda replay: jax.tree.leaves(replay)
-    assert (
-        len(empty(rows(**{"agent.bootstrap": True}))) == len(empty(rows())) + 3
-    )  # what follows is stored
+    # what follows is stored
+    assert len(empty(rows(**{"agent.bootstrap": True}))) == len(empty(rows())) + 3
 
 
 def test_head_layers_last_is_the_classifier():

@@ -73,9 +73,8 @@ def test_the_actor_says_the_same_of_the_same_heads(trained):
     assert same_bits(state.agent.learner, old.agent.learner) and same_bits(
         state.server.frame, old.server.frame
     )
-    assert (
-        int(old.agent.replay.size) == 18 and int(state.agent.replay.size) == 0
-    )  # nobody's experience but its own
+    # nobody's experience but its own
+    assert int(old.agent.replay.size) == 18 and int(state.agent.replay.size) == 0
     round_plan = jax.jit(sim.plan_round)(state, data)
     ids, heads = np.asarray(round_plan.slots.ctx.id), state.clients.resident["params"]
     seen = jax.vmap(lambda net: features(net, ("fc1", "fc"), 4, old.server.frame))(heads)

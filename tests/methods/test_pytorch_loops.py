@@ -283,9 +283,8 @@ def test_three_rounds(name):
     for key, value in ours.items():
         assert value.dtype == np.float64, key
         np.testing.assert_allclose(value, theirs[key], rtol=0, atol=1e-9, err_msg=key)
-    assert not np.allclose(
-        theirs["logits"][0], theirs["logits"][-1], atol=1e-3
-    )  # not two standstills
+    # not two standstills
+    assert not np.allclose(theirs["logits"][0], theirs["logits"][-1], atol=1e-3)
 
 
 def test_the_surface_of_the_interpolation_search():

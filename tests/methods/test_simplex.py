@@ -58,20 +58,17 @@ def test_simplex_program_against_slsqp(which):
 
 def test_simplex_program_in_degenerate_cases():
     everybody, solve = np.ones(3, bool), jax.jit(simplex_qp)
-    np.testing.assert_allclose(
-        solve(np.zeros((3, 3), np.float32), everybody), 1 / 3
-    )  # no preference
+    # no preference
+    np.testing.assert_allclose(solve(np.zeros((3, 3), np.float32), everybody), 1 / 3)
     np.testing.assert_allclose(
         solve(np.eye(3, dtype=np.float32), np.array([False, True, False])), [0, 1, 0]
     )
-    twins = np.array(
-        [[2.0, 2.0, 0.0], [2.0, 2.0, 0.0], [0.0, 0.0, 2.0]], np.float32
-    )  # two columns are the same
+    # two columns are the same
+    twins = np.array([[2.0, 2.0, 0.0], [2.0, 2.0, 0.0], [0.0, 0.0, 2.0]], np.float32)
     got = np.asarray(solve(twins, everybody))
     np.testing.assert_allclose([got[0] + got[1], got[2]], [0.5, 0.5], atol=1e-6)
-    free = np.array(
-        [[0.0, 0.0, 0.0], [0.0, 1.0, 0.5], [0.0, 0.5, 1.0]], np.float32
-    )  # one costs nothing
+    # one costs nothing
+    free = np.array([[0.0, 0.0, 0.0], [0.0, 1.0, 0.5], [0.0, 0.5, 1.0]], np.float32)
     np.testing.assert_allclose(solve(free, everybody), [1, 0, 0], atol=1e-6)
     np.testing.assert_allclose(solve(np.ones((1, 1), np.float32), np.ones(1, bool)), [1])
 

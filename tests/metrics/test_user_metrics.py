@@ -52,15 +52,13 @@ def test_the_global_models_by_hand():
     assert last["global_recall_mean"] == pytest.approx(np.mean(recalls(logits, y)))
     assert last["global_recall_worst"] == pytest.approx(min(recalls(logits, y)))
     assert last["global_ece"] == pytest.approx(error(logits, y), abs=1e-5)
-    own = np.concatenate(
-        [fed.client_rows(k, "test") for k in range(tiny.N)]
-    )  # clients predict with the common model
+    # clients predict with the common model
+    own = np.concatenate([fed.client_rows(k, "test") for k in range(tiny.N)])
     assert last["client_recall_mean"] == pytest.approx(
         np.mean(recalls(logits_of(result, own), fed.y[own]))
     )
-    assert result.summary["metrics"]["global_ece"] == pytest.approx(
-        last["global_ece"], rel=1e-7
-    )  # as the file has it
+    # as the file has it
+    assert result.summary["metrics"]["global_ece"] == pytest.approx(last["global_ece"], rel=1e-7)
     better = {
         name: about["better"]
         for name, about in result.summary["metrics_about"].items()

@@ -294,9 +294,8 @@ def test_an_export_for_an_accelerator_holds_its_forms_and_not_the_cpus():
         <= 3 * 5
     )
     assert products_of("lenet5", "cpu") > 3 * 5  # spreads a pool's gradient by products
-    assert (
-        products_of("cnn4", "cpu") > 2 * 36 > products_of("cnn4", "cuda")
-    )  # Winograd's, forward and backward
+    # Winograd's, forward and backward
+    assert products_of("cnn4", "cpu") > 2 * 36 > products_of("cnn4", "cuda")
     with pytest.raises(ZeroDivisionError), lowering_for("tpu"):
         assert target() == "tpu"
         raise ZeroDivisionError

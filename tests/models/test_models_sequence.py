@@ -258,9 +258,8 @@ def test_accelerators_loop_over_steps_and_places_alone(name, inside, platform):
         text = jax.jit(setup.simulation.round).lower(*shapes).compile().as_text()
     every = [line for line in text.splitlines() if re.search(r" while\(", line)]
     assert all("known_trip_count" in line for line in every)
-    loops = [
-        line for line in every if "f32[6," in line.split(" while(")[0]
-    ]  # others draw random numbers
+    # others draw random numbers
+    loops = [line for line in every if "f32[6," in line.split(" while(")[0]]
     turns = {
         int(found[1])
         for line in loops

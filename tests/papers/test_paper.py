@@ -343,12 +343,8 @@ FEW = {
 }
 
 
-QUICK = (
-    "fedpolicy:T2",
-    "fedpolicy:T11",
-    "pfedrlla:T6",
-    "fedpam:T1",
-)  # of the first tier: a run, a profile, a run before others
+# of the first tier: a run, a profile, a run before others
+QUICK = ("fedpolicy:T2", "fedpolicy:T11", "pfedrlla:T6", "fedpam:T1")
 TRIED = [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in FEW]
 
 

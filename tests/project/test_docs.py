@@ -113,9 +113,8 @@ def test_documented_python_runs(page, tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     path = ROOT / page
-    metrics.make_metrics(
-        tuple(metrics.METRICS), 3
-    )  # the project's own are known before anything is forgotten
+    # the project's own are known before anything is forgotten
+    metrics.make_metrics(tuple(metrics.METRICS), 3)
     tables = (
         METHODS,
         _KINDS,

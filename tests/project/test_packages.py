@@ -63,6 +63,7 @@ INSIDE_FUNCTIONS: dict[str, set[str]] = {
     "engine": {"agents"},
     "api": {"agents", "sweeps"},
 }
+# they answer at once
 WITHOUT_JAX = (
     "report",
     "papers",
@@ -76,7 +77,7 @@ WITHOUT_JAX = (
     "metrics.__init__",
     "metrics.base",
     "agents.registry",
-)  # they answer at once
+)
 
 
 LONGEST = 60  # lines of a function, decorators and docstring among them

@@ -85,9 +85,8 @@ def test_means_and_bands_are_over_seeds(tmp_path):
     paths = [write_run(tmp_path / str(seed), "fedavg", seed, rounds=8 + seed) for seed in range(3)]
     (group,) = grouped(load_runs(paths))
     x, mean, std = group.series("global_acc", curves.PLACES["bytes"])
-    acc = np.stack(
-        [load_run(p).metrics["global_acc"][:8] for p in paths]
-    )  # rounds that all of them have
+    # rounds that all of them have
+    acc = np.stack([load_run(p).metrics["global_acc"][:8] for p in paths])
     np.testing.assert_allclose(mean, acc.mean(0))
     np.testing.assert_allclose(std, acc.std(0, ddof=1))
     np.testing.assert_allclose(x, 1_600_000 * np.arange(1, 9))
@@ -131,17 +130,15 @@ def test_weights_of_a_controller_become_a_matrix(tmp_path):
     sign(folder)
     mixed = load_run(folder).matrices["weights"]
     assert mixed.shape == (3, 3, 3)
-    np.testing.assert_allclose(
-        mixed[0, 0], [0.8, np.nan, 0.2]
-    )  # the first round: its own participants, itself twice
+    # the first round: its own participants, itself twice
+    np.testing.assert_allclose(mixed[0, 0], [0.8, np.nan, 0.2])
     np.testing.assert_allclose(mixed[1, 2], [0.5, np.nan, 0.5])
     np.testing.assert_allclose(mixed[1, 1], [0.6, 0.3, 0.1])
     np.testing.assert_allclose(mixed[2, 0], [0.5, 0.3, 0.2])
     assert np.isnan(mixed[2, 1:]).all()
     assert "weights" in [name for name, _, _ in possible(grouped(load_runs([folder])))]
-    np.savez(
-        folder / "clients.npz", **arrays, acted_ids=ids, acted_actions=weights[:, :, 0]
-    )  # indices: no weights
+    # indices: no weights
+    np.savez(folder / "clients.npz", **arrays, acted_ids=ids, acted_actions=weights[:, :, 0])
     sign(folder)
     assert load_run(folder).matrices == {}
 
@@ -215,9 +212,8 @@ def test_no_figure_and_never_reached_are_two_signs(tmp_path):
     head, rows = tables.written(groups, "{}")
     cells = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
     assert cells["local"]["best (%)"] == "–" and cells["local"]["rounds to 70 %"] == "×"
-    assert (
-        cells["fedper"]["rounds to 70 %"] == "–"
-    )  # nothing was measured that could have reached it
+    # nothing was measured that could have reached it
+    assert cells["fedper"]["rounds to 70 %"] == "–"
     assert r"$\times$" in tables.latex(groups) and "& -- &" in tables.latex(groups)
 
 

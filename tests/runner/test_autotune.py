@@ -55,9 +55,8 @@ def test_autotune_takes_the_fastest_and_remembers(cache):
     again = autotune.choose(config, 10, 1000, 5e6, LONG, forbidden, said.append)
     assert (again.chunk, again.devices) == (4, 2) and "measured before" in again.why
     other = FakeClock(lambda c: c.chunk)
-    assert (
-        autotune.choose(config, 12, 1000, 5e6, LONG, other, said.append).chunk == 1
-    )  # another cohort: measured anew
+    # another cohort: measured anew
+    assert autotune.choose(config, 12, 1000, 5e6, LONG, other, said.append).chunk == 1
     assert other.timed and len(list((cache / "chunks").iterdir())) == 2
     files[0].write_text("not json")
     repaired = FakeClock(lambda c: c.chunk)

@@ -67,9 +67,8 @@ def test_leaves_are_named_by_their_paths(tmp_path):
         *("agent.half", "agent.none"),
     ]
     stored = checkpoint._checkpointer().restore((path / "state").absolute())
-    assert sorted(stored) == sorted(
-        set(names) - {"agent.none"}
-    )  # nothing to store of an empty leaf
+    # nothing to store of an empty leaf
+    assert sorted(stored) == sorted(set(names) - {"agent.none"})
     assert np.array_equal(stored["server.w"], example_state().server["w"])
 
 
@@ -180,9 +179,8 @@ def test_what_does_not_fit_is_refused(tmp_path):
     renamed = state._replace(
         server={"v": state.server["w"], **{k: state.server[k] for k in ("count", "flag")}}
     )
-    assert "it has no 'server.v'" in refused(
-        path, renamed
-    )  # same shapes in the same order, another name
+    # same shapes in the same order, another name
+    assert "it has no 'server.v'" in refused(path, renamed)
     other = state._replace(server={**state.server, "w": jnp.zeros((3, 3), jnp.bfloat16)})
     assert "'server.w' is float32[3, 3] there and bfloat16[3, 3] here" in refused(path, other)
     meta = json.loads((path / "meta.json").read_text())

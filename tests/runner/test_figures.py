@@ -321,9 +321,8 @@ def test_progress_figures():
     flat = [
         dict(round=r, global_acc=min(r, 5) / 10, bytes_down=0, bytes_up=0) for r in range(1, 60)
     ]
-    assert (
-        progress_figures(flat, timings)["convergence_round"] == 24
-    )  # rounds 5 to 24 are the first 20 alike
+    # rounds 5 to 24 are the first 20 alike
+    assert progress_figures(flat, timings)["convergence_round"] == 24
     assert progress_figures([], [])["targets_of"] is None
 
 
@@ -406,8 +405,7 @@ def test_another_primary_metric_is_read_by_summary_progress_and_files():
         None,
     )
     assert recorder.rows[0]["global_rmse"] == 2.0 and recorder.rows[0]["client_rmse_worst10"] == 3.0
-    assert recorder.arrays()["personal_values"].tolist() == [
-        [2.0, 3.0]
-    ]  # no ratio of two sums: kept for the report
+    # no ratio of two sums: kept for the report
+    assert recorder.arrays()["personal_values"].tolist() == [[2.0, 3.0]]
     recorder.drop_clients("personal", 1)
     assert recorder.clients["personal_values"] == [] == recorder.clients["personal_square"]

@@ -45,9 +45,8 @@ def fed():
 
 @pytest.mark.parametrize(("batch", "chunk"), [("full", "2"), (4, "1")])
 def test_every_upload_is_that_of_a_numpy_loop(fed, batch, chunk):
-    images = ((np.asarray(fed.x, np.float64) - fed.mean) / fed.std).reshape(
-        len(fed.x), -1
-    )  # NHWC, flattened as it is
+    # NHWC, flattened as it is
+    images = ((np.asarray(fed.x, np.float64) - fed.mean) / fed.std).reshape(len(fed.x), -1)
     steps = fs.rounds(
         "fedavg",
         fed,
@@ -160,9 +159,8 @@ def test_on_the_command_line(capsys):
         "--shuffle",
         "off",
     ]
-    assert (
-        main([*argv, "--epochs", "2"]) == 0 and "4 steps on average" in capsys.readouterr().out
-    )  # 2 of 3 clients
+    # 2 of 3 clients
+    assert main([*argv, "--epochs", "2"]) == 0 and "4 steps on average" in capsys.readouterr().out
     assert (
         main([*argv[:-3], "fulll"]) == 2
         and "'fulll' is not a whole number" in capsys.readouterr().err

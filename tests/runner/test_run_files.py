@@ -447,9 +447,8 @@ def test_a_run_goes_on_with_fewer_devices_and_with_as_many(tmp_path, monkeypatch
     tiny.assert_close(fewer.state.server, whole.state.server)
     tiny.assert_close(cut(fewer.state.clients), cut(whole.state.clients))
     monkeypatch.undo()
-    data = json.loads(
-        (tmp_path / "b" / "config.json").read_text()
-    )  # written on one device: now on four
+    # written on one device: now on four
+    data = json.loads((tmp_path / "b" / "config.json").read_text())
     data["resolved"]["devices"] = 4
     (tmp_path / "b" / "config.json").write_text(json.dumps(data | dict(checksum=checksum(data))))
     more = resume(tmp_path / "b", 4, fed=fed)

@@ -145,9 +145,8 @@ def test_metrics_columns_and_rounds(rich):
         "global_at_clients_mean",
         "unseen_client_mean",
     } <= set(rows[0])
-    assert not any(
-        "second" in name or "time" in name for name in rows[0]
-    )  # nothing depends on the clock
+    # nothing depends on the clock
+    assert not any("second" in name or "time" in name for name in rows[0])
     assert all(v != "" for r in rows for v in r.values())
 
 
@@ -196,9 +195,8 @@ def test_counts_and_bytes_add_up(rich):
     assert [int(r["bytes_down"]) for r in rounds] == down and [
         int(r["bytes_up"]) for r in rounds
     ] == up
-    assert all(
-        2 <= int(r["participants"]) <= 5 for r in rounds
-    )  # 0.4:1 of the 5 that may be sampled
+    # 0.4:1 of the 5 that may be sampled
+    assert all(2 <= int(r["participants"]) <= 5 for r in rounds)
     assert (
         len({r["participants"] for r in rounds}) > 1 and sum(int(r["dropped"]) for r in rounds) > 0
     )
@@ -330,9 +328,8 @@ def test_user_flax_module():
         first="any",
     )
     assert result.summary["model"] == "mine"
-    assert result.summary["bytes_down"] == 2 * 3 * 4 * (
-        6 * 3 + 3
-    )  # the policy `head`: only the top comes down
+    # the policy `head`: only the top comes down
+    assert result.summary["bytes_down"] == 2 * 3 * 4 * (6 * 3 + 3)
 
 
 # ---- resume --------------------------------------------------------------------------------------
@@ -460,9 +457,8 @@ def test_seeds_loop_and_vmap_agree(tmp_path):
         **ONE,
     )
     assert [r.summary["seed"] for r in loop] == [4, 5, 6]
-    assert tiny.same_bits(
-        alone.state, loop[1].state
-    )  # one program for all, same bits as a run of its own
+    # one program for all, same bits as a run of its own
+    assert tiny.same_bits(alone.state, loop[1].state)
     assert not tiny.same_bits(loop[0].state.server, loop[1].state.server)
     for a, b in zip(loop, vmap, strict=True):
         assert tiny.close(a.state.server, b.state.server)

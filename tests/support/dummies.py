@@ -39,9 +39,8 @@ class Neighbourhood(Peers, Personal, Method):
 
     def plan(self, env, server, ctx):
         k, ones = env.cohort, jnp.ones(env.num_groups)
-        mine = jnp.where(
-            server["ids"] == ctx.id, 1.0, 0.0
-        )  # [K] one-hot: row j of the peers follows participant j
+        # [K] one-hot: row j of the peers follows participant j
+        mine = jnp.where(server["ids"] == ctx.id, 1.0, 0.0)
         is_head = jnp.array([g == env.model.head_group for g in env.model.groups])
         share = jnp.where(is_head, 0.5, 0.25)[:, None]  # [G, 1]
         return Plan(ones, ones, ctx.epochs, jnp.concatenate([share * mine[None, :k], 1 - share], 1))

@@ -162,9 +162,8 @@ def by_kind() -> Method:
             return jnp.zeros(3, jnp.int32)
 
         def act(self, table, observation, key, available):
-            action = jnp.where(
-                available.all(), table[observation[0].astype(int)], 0
-            )  # everything at a first participation
+            # everything at a first participation
+            action = jnp.where(available.all(), table[observation[0].astype(int)], 0)
             return action, Info(nothing, nothing, jax.nn.one_hot(action, 3), available)
 
         def update(self, table, transitions, key):

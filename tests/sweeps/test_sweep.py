@@ -79,12 +79,10 @@ def test_the_grid_is_methods_times_settings_times_seeds():
         jobs
     )
     more = jobs_of({"methods": ["fedavg"], "settings": {"rounds": 9}})
-    assert (
-        more[0].name == jobs_of({"methods": ["fedavg"]})[0].name
-    )  # more rounds: the same run is extended
-    assert (
-        len(jobs_of({"methods": ["fedavg"], "grid": {"rounds": [2, 4]}})) == 2
-    )  # unless they are what is swept
+    # more rounds: the same run is extended
+    assert more[0].name == jobs_of({"methods": ["fedavg"]})[0].name
+    # unless they are what is swept
+    assert len(jobs_of({"methods": ["fedavg"], "grid": {"rounds": [2, 4]}})) == 2
 
 
 @pytest.mark.parametrize(
@@ -162,9 +160,8 @@ def test_processes_side_by_side_and_a_failure_that_stops_nobody(capsys, monkeypa
     assert [job.experiment.data.dataset for job in Folder(pathlib.Path("out")).pending(jobs)] == [
         "nowhere.npz"
     ]
-    assert [run.path.parent for run in load_runs(["out"])] == [
-        pathlib.Path("out/runs")
-    ]  # as `report` finds it
+    # as `report` finds it
+    assert [run.path.parent for run in load_runs(["out"])] == [pathlib.Path("out/runs")]
 
 
 class Pretend:
@@ -266,9 +263,8 @@ def test_a_terminal_sees_one_table(seven, monkeypatch, capsys):
     table(jobs[:2], True)
     table(jobs[:1], False)
     err = capsys.readouterr().err
-    assert (
-        "0 of 7 done" in err and jobs[1].name in err and "0 / 2" in err and "\x1b[5F" in err
-    )  # back over five lines
+    # back over five lines
+    assert "0 of 7 done" in err and jobs[1].name in err and "0 / 2" in err and "\x1b[5F" in err
 
 
 def test_workers_share_cores_and_accelerators(seven, monkeypatch, capsys):
@@ -333,9 +329,8 @@ def test_slurm_script_and_submission(capsys, tmp_path, monkeypatch):
     said = capsys.readouterr()
     assert "as job 4711" in said.err and "--gather" in said.err
     text = (tmp_path / "submitted").read_text()
-    assert (
-        text.startswith("#!/bin/bash\n") and "#SBATCH --array=0,2-3%3\n" in text
-    )  # not the one that has ended
+    # not the one that has ended
+    assert text.startswith("#!/bin/bash\n") and "#SBATCH --array=0,2-3%3\n" in text
     assert (
         "#SBATCH -p gpu\n" in text
         and "#SBATCH --time=1:00:00\n" in text

@@ -130,9 +130,8 @@ def test_order_matters():
         one_round("fedavg", "topk:0.1", "clip:0.05"),
     )
     assert (lengths(clip_first[3], initial()) < 0.049).all()  # cut short, then thinned out
-    np.testing.assert_allclose(
-        lengths(topk_first[3], initial()), 0.05, rtol=1e-3
-    )  # thinned out, then cut
+    # thinned out, then cut
+    np.testing.assert_allclose(lengths(topk_first[3], initial()), 0.05, rtol=1e-3)
     assert transformed(fs.FedAvg(), ["clip:0.05", "topk:0.1"]) == fs.TopK(
         0.1, fs.Clip(0.05, fs.FedAvg())
     )

@@ -218,9 +218,8 @@ def oracle_agent(dtype: Any) -> Any:
             best = jnp.argmin(
                 jnp.where(jnp.isnan(observation) | ~usable, jnp.inf, observation)
             ).astype(jnp.int32)
-            best = jnp.where(
-                usable[best], best, jnp.argmax(usable)
-            )  # no candidate has a finite loss
+            # no candidate has a finite loss
+            best = jnp.where(usable[best], best, jnp.argmax(usable))
             sure = jax.nn.one_hot(best, observation.shape[0], dtype=dtype)
             return best, Info(jnp.zeros((), dtype), -observation[best], sure, usable)
 

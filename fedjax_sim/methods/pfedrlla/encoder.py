@@ -42,9 +42,8 @@ FOLLOWED = 0.1  # how much of centre and spread a round renews
 RATE, DECAY = 5e-3, 1e-5
 LAYERS = 2  # of both LSTMs
 GATES = "ifgo"  # input, forget, cell, output, as Flax names them
-WIDE = (
-    2**20
-)  # entries of a matrix that is better shared out over the cores of a machine than kept by each
+# entries of a matrix that is better shared out over the cores of a machine than kept by each
+WIDE = 2**20
 FEW = 8  # rows whose outer products are cheaper to compute twice than to store
 
 
@@ -173,9 +172,8 @@ def placed(frame: Any, seen: Array) -> Array:
     singular vectors."""
     if frame == ():
         return seen
-    least = ROUNDING * jnp.square(frame.centre).mean(
-        -1
-    )  # clients that are still equal differ by rounding only
+    # clients that are still equal differ by rounding only
+    least = ROUNDING * jnp.square(frame.centre).mean(-1)
     width = jnp.sqrt(jnp.maximum(frame.spread, least) * frame.centre.shape[-1] ** 0.5)[:, None]
     return (seen - frame.centre) / jnp.where(width > 0, width, 1)
 

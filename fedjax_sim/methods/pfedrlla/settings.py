@@ -28,14 +28,8 @@ MANY = 2**30
 # weights beside 1,408 numbers of state, and the actor runs into a corner of the simplex, where a
 # softmax has no gradient: all clients copy one model.
 ALIVE = dict(lr=1e-4, critic_lr=1e-3, logit_penalty=1e-3, gamma=0.9)
-FREE = (
-    "body",
-    "head",
-    "head_layers",
-    "initial_training",
-    "pair_rate",
-    "agent",
-)  # say something without an agent, or nothing
+# say something without an agent, or nothing
+FREE = ("body", "head", "head_layers", "initial_training", "pair_rate", "agent")
 
 
 class Settings(Steered, Method):
@@ -128,9 +122,8 @@ class Settings(Steered, Method):
                     " that"
                 )
         self.resolve_agent("ddpg")
-        agent = dataclasses.replace(
-            self.agent, **dict.fromkeys(SCHEDULED)
-        )  # given as an object: these are ours all the same
+        # given as an object: these are ours all the same
+        agent = dataclasses.replace(self.agent, **dict.fromkeys(SCHEDULED))
         object.__setattr__(self, "agent", agent)
         if self.steered:
             return

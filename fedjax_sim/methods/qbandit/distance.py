@@ -28,9 +28,8 @@ def pairwise_distance(env: Env, cohort: Cohort) -> Array:
     for less than two."""
     there = cohort.ok.astype(env.dtype)
     count = there.sum()
-    products = jnp.zeros(
-        (there.shape[0],) * 2, env.dtype
-    )  # [M, M] inner products, around the mean model for accuracy
+    # [M, M] inner products, around the mean model for accuracy
+    products = jnp.zeros((there.shape[0],) * 2, env.dtype)
     for leaf in jax.tree.leaves(cohort.nets["params"]):
         flat = leaf.reshape(leaf.shape[0], -1)
         flat = (flat - there @ flat / jnp.maximum(count, 1)) * there[:, None]

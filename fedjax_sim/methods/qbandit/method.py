@@ -89,9 +89,8 @@ class Report(NamedTuple):
 def round_accuracy(env: Env, net: Tree, ctx: Ctx, steps: Array) -> Array:
     """Accuracy of ONE client's trained net on the minibatches it was trained on in this round,
     every example once."""
-    draw = stream(
-        env, ctx, jax.random.fold_in(ctx.key, 0), 1.0
-    )  # the batches of `local_sgd`, its first epoch
+    # the batches of `local_sgd`, its first epoch
+    draw = stream(env, ctx, jax.random.fold_in(ctx.key, 0), 1.0)
     steps = jnp.minimum(steps, batches_per_epoch(env, env.fed.size["train"][ctx.id]))
 
     def add(k: Array, total: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -239,9 +238,8 @@ class QBandit(Steered, Personal, Method):
         from agents.fixed import Fixed
 
         layers, epochs = self.space.choices(env)
-        read_budgets(
-            self.budgets, env.num_clients, env.num_groups
-        )  # what is wrong with them is said first
+        # what is wrong with them is said first
+        read_budgets(self.budgets, env.num_clients, env.num_groups)
         gain = self.reward == "gain"
         if (self.accuracy == "heldout" or gain) and "val" not in env.fed.rows:
             what = "reward=gain" if gain else "accuracy=heldout"

@@ -197,9 +197,8 @@ class Record:
 
     def after_round(self, server: Params, predictions: Sequence[Tensor]) -> None:
         self.rounds.append(copy(server))
-        self.predictions.append(
-            torch.stack([p.detach() for p in predictions])
-        )  # [clients, rows, C]
+        # [clients, rows, C]
+        self.predictions.append(torch.stack([p.detach() for p in predictions]))
 
     def finish(self, down: int, up: int, **state: Sequence[Any]) -> dict[str, np.ndarray]:
         """Names: server/<leaf> [rounds, ...], client/<state>/<leaf> [clients, ...], logits, floats

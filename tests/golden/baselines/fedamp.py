@@ -63,6 +63,5 @@ def check(s: Setting) -> None:
             pull = lambda w: 0.5 * lam / alpha * sum(((w[n] - start[n]) ** 2).sum() for n in w)
             models[k] = sgd(start, lambda w: ce(w, s.clients[k]) + pull(w), s)
     same_clients(far, "w", models)
-    assert (
-        abs(far["client/w/fc/kernel"] - run(s)["client/w/fc/kernel"]).max() > 1e-4
-    )  # the messages do matter
+    # the messages do matter
+    assert abs(far["client/w/fc/kernel"] - run(s)["client/w/fc/kernel"]).max() > 1e-4

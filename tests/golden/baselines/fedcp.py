@@ -106,9 +106,8 @@ def check(s: Setting) -> None:
     r = 1 / (1 + np.exp(hidden[:, 8:] - hidden[:, :8]))
     np.testing.assert_allclose(gate(w, z, v)[0], r, atol=1e-14)
     alone = run(s.but(cohorts=((1,),)))
-    half = (
-        0.5 * alone["client/head/fc/kernel"][1] + 0.5 * s.initial["fc/kernel"].numpy()
-    )  # h_g was frozen
+    # h_g was frozen
+    half = 0.5 * alone["client/head/fc/kernel"][1] + 0.5 * s.initial["fc/kernel"].numpy()
     np.testing.assert_allclose(alone["server/fc/kernel"][0], half, atol=1e-15)
     d, classes = 8, 4
     model = 36 * d + d + d * classes + classes

@@ -69,6 +69,5 @@ def check(s: Setting) -> None:
     affinity = run(s)["server/affinity"]
     moved = (affinity[-1] - np.eye(5)).ravel()
     moved = moved[moved != 0]
-    assert (moved > 1e-3).any() and (moved < -1e-3).any() and (abs(moved) > 1e-6).all(), (
-        moved
-    )  # both signs, no near tie
+    # both signs, no near tie
+    assert (moved > 1e-3).any() and (moved < -1e-3).any() and (abs(moved) > 1e-6).all(), moved

@@ -42,9 +42,8 @@ def statistics(phi: Params, c: Client) -> tuple[Tensor, Tensor, float]:
     z = features(phi, c.x)
     prior = c.counts / c.size
     m = class_mean_features(z, c.y)
-    second = class_mean_features((z**2).sum(1, keepdim=True), c.y)[
-        :, 0
-    ]  # E[‖f‖² | c]; 0 for an absent class
+    # E[‖f‖² | c]; 0 for an absent class
+    second = class_mean_features((z**2).sum(1, keepdim=True), c.y)[:, 0]
     v = ((prior * second).sum() - (prior**2 * (m**2).sum(1)).sum()) / c.size
     return m, prior[:, None] * m, float(v)
 
@@ -181,9 +180,8 @@ def check(s: Setting) -> None:
     for name, value in fedrep.run(rep).items():  # one client without prototypes is FedRep
         if name != "floats":
             np.testing.assert_allclose(run(rep)[name], value, atol=1e-14)
-    phi = {
-        n: torch.tensor(alone[f"server/{n}"][0]) for n in BACKBONE
-    }  # prototypes are those of the trained backbone
+    # prototypes are those of the trained backbone
+    phi = {n: torch.tensor(alone[f"server/{n}"][0]) for n in BACKBONE}
     np.testing.assert_allclose(
         alone["server/prototypes"][0], class_mean_features(features(phi, c.x), c.y), atol=1e-14
     )

@@ -91,9 +91,8 @@ def check(s: Setting) -> None:
     assert torch.autograd.gradcheck(
         lambda a, b: pcl(a, yt, b, tau), (zt.requires_grad_(True), at.requires_grad_(True))
     )
-    zero = torch.zeros(
-        1, 3, requires_grad=True
-    )  # the run meets all-zero features: finite, and they weigh as e⁰ = 1
+    # the run meets all-zero features: finite, and they weigh as e⁰ = 1
+    zero = torch.zeros(1, 3, requires_grad=True)
     value = pcl(torch.cat([zero, zt.detach()]), torch.tensor([2, *y]), at.detach(), tau)
     value.backward()
     assert torch.isfinite(value) and torch.isfinite(zero.grad).all()  # type: ignore[arg-type]

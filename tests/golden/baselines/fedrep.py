@@ -51,9 +51,8 @@ def check(s: Setting) -> None:
         np.testing.assert_allclose(reduced[name], value, atol=1e-13)
     c, out = s.clients[1], run(s.but(cohorts=((1,),)))
     w = sgd(s.initial, lambda w: ce(w, c), s, epochs=3, only=HEAD)
-    np.testing.assert_array_equal(
-        out["client/head/fc/kernel"][1], w["fc/kernel"]
-    )  # the second pass left it alone
+    # the second pass left it alone
+    np.testing.assert_array_equal(out["client/head/fc/kernel"][1], w["fc/kernel"])
     fixed = part(w, HEAD)
     w = sgd(part(s.initial, BACKBONE), lambda b: ce({**b, **fixed}, c), s)
     np.testing.assert_allclose(out["server/fc1/kernel"][0], w["fc1/kernel"], atol=1e-15)

@@ -80,9 +80,8 @@ def adapt(
     by."""
     z = features(phi, c.x)
     losses = surface(z, c.y, common, c.counts / c.size + o["prior"], o)
-    beta = np.array(np.unravel_index(np.argmin(losses), losses.shape)) / (
-        o["grid"] - 1
-    )  # the first of equals
+    # the first of equals
+    beta = np.array(np.unravel_index(np.argmin(losses), losses.shape)) / (o["grid"] - 1)
     return blend(fit(z, c.y, common[0]), common, beta), beta, losses
 
 
@@ -147,9 +146,8 @@ def check(s: Setting) -> None:
         for m, p in zip(mu, prior, strict=True)
     ]
     gap = np.stack(density, 1) - (torch.tensor(z) @ coef.T + bias).numpy()
-    np.testing.assert_allclose(
-        gap, gap[:, :1].repeat(4, 1), atol=1e-10
-    )  # equal up to one constant per row
+    # equal up to one constant per row
+    np.testing.assert_allclose(gap, gap[:, :1].repeat(4, 1), atol=1e-10)
     y = np.array([0, 1, 0, 1, 3, 3])
     got = fit(torch.tensor(z), torch.tensor(y), torch.tensor(mu))
     np.testing.assert_allclose(got[0][2], mu[2])

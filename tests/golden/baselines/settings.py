@@ -15,11 +15,8 @@ import numpy as np
 
 ROUNDS, EPOCHS, BATCH, CLASSES = 3, 2, 16, 4
 LR, MOMENTUM, DECAY = 0.05, 0.9, 5e-4
-COHORTS = (
-    (0, 1, 2),
-    (2, 3, 0),
-    (4, 1, 3),
-)  # client ids of rounds 1, 2, 3; client 4 is a stranger until round 3
+# client ids of rounds 1, 2, 3; client 4 is a stranger until round 3
+COHORTS = ((0, 1, 2), (2, 3, 0), (4, 1, 3))
 SHAPE, WIDTH = (6, 6, 1), 8  # of an image; of the features
 
 # Labels of the training rows, in the order of the rows. Round 1 sees no class 3, round 2 no class
@@ -31,13 +28,8 @@ TRAIN_LABELS = (
     (0, 3, 3, 0, 3, 3, 3, 1, 3, 0, 3, 3),
     (3, 0, 0, 3, 0, 3, 0),
 )
-TEST_LABELS = (
-    (0, 1, 0, 1),
-    (1, 2, 2, 1),
-    (0, 1, 1, 0),
-    (0, 3, 1, 3),
-    (3, 0, 3, 0),
-)  # of validation and of test rows
+# of validation and of test rows
+TEST_LABELS = ((0, 1, 0, 1), (1, 2, 2, 1), (0, 1, 1, 0), (0, 3, 1, 3), (3, 0, 3, 0))
 SIZES = tuple(len(labels) for labels in TRAIN_LABELS)
 
 # Options of every method in this run. They are chosen so that each part of a method moves the
