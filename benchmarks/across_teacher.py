@@ -1,7 +1,9 @@
-"""The oracle as a teacher: its choices on many federations, imitated by a linear policy.
+"""Where a search across federations may start: at a linear policy that imitates the oracle on many
+federations, or at one with given weights.
 
     python -m benchmarks.across_teacher --over "dirichlet:0.05..1, data:mnist, federations:16" \\
         --weight 0 --price 0.02 --data-dir DATA --out DIR
+    python -m benchmarks.across_teacher --weights take_backbone.relative_staleness=7 --out DIR
     fedjax-sim train fedpolicy --over "…" --start-from DIR:agent        fine-tuning
 
 The oracle (`benchmarks.oracle`) sees the validation loss of every exchange of a round, the policy
@@ -30,7 +32,10 @@ from fedjax_sim.engine import episode as episodes
 from fedjax_sim.engine.episode import Draw, Length
 from fedjax_sim.engine.round import plan_round
 from fedjax_sim.engine.simulation import Simulation, everyone, set_up
+from fedjax_sim.errors import UserError, lookup
 from fedjax_sim.methods.fedpolicy.actions import PARTS, block_masks
+from fedjax_sim.methods.fedpolicy.state import STATES
+from fedjax_sim.options import convert, real
 from fedjax_sim.runner.across import evolve
 from fedjax_sim.runner.across.evolve import TRAINING, Problem
 from fedjax_sim.runner.compilation import start_jax
@@ -82,6 +87,23 @@ def imitate(seen: np.ndarray, decisions: np.ndarray, rest: float = 1.0) -> np.nd
     return np.linalg.solve(normal, seen.T @ (decisions - rest)).ravel()
 
 
+def weighted(text: str) -> np.ndarray:
+    """[S * 4] parameters of the linear policy with these weights.
+
+    >>> weighted("take_head.progress=-2").reshape(-1, 4)[-1].tolist()
+    [0.0, -2.0, 0.0, 0.0]
+    """
+    seen = STATES["portable"]
+    found = np.zeros((len(seen), len(PARTS)), np.float32)
+    for item in text.split(","):
+        name, _, number = (part.strip() for part in item.partition("="))
+        decision, _, feature = name.partition(".")
+        at = lookup("feature", feature, {name: i for i, name in enumerate(seen)})
+        column = lookup("decision", decision, {name: i for i, name in enumerate(PARTS)})
+        found[at, column] = convert(f"weight of {name}", number, real)
+    return found.ravel()
+
+
 def agreement(
     parameters: np.ndarray, seen: np.ndarray, decisions: np.ndarray
 ) -> dict[str, dict[str, float]]:
@@ -96,21 +118,8 @@ def agreement(
     }
 
 
-def main(given: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--over", required=True, help="as of `fedjax-sim train`")
-    parser.add_argument("--weight", type=float, default=0.0, help="w of the oracle")
-    parser.add_argument("--price", type=float, default=0.0, help="of the traffic, per whole model")
-    parser.add_argument("--lr", type=float, default=0.4)
-    parser.add_argument("--schedule", default="cosine")
-    parser.add_argument("--rounds", type=int, default=CONFIG.training.rounds)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--data-dir", default=None)
-    parser.add_argument("--out", type=pathlib.Path, required=True)
-    args = parser.parse_args(given)
-    start_jax(CONFIG)
+def taught(args: argparse.Namespace) -> np.ndarray:
+    """[S * 4] parameters that imitate the oracle; teacher.json says how well."""
     over, search = evolve.parse(args.over)
     config = CONFIG.replace(data_dir=args.data_dir, rounds=args.rounds)
     length = Length(args.rounds, last=min(search.last, (args.rounds + 1) // 2))
@@ -125,11 +134,35 @@ def main(given: list[str] | None = None) -> None:
     for name, one in found.items():
         usual = max(one["yes"], 1 - one["yes"])
         print(f"{name:14} yes {one['yes']:6.1%}  alike {one['alike']:6.1%}  (usual: {usual:.1%})")
-    args.out.mkdir(parents=True, exist_ok=True)
-    settings = {k: str(v) for k, v in vars(args).items() if k not in ("out", "data_dir")}
+    settings = {k: str(v) for k, v in vars(args).items() if k not in ("out", "data_dir", "weights")}
     record = dict(parameters=[float(v) for v in parameters], agreement=found, settings=settings)
     write_json(args.out / "teacher.json", record | {"search": dataclasses.asdict(search)})
-    evolve.save_agent(args.out, "agent.parameters", np.float32(parameters), config.hash())
+    return parameters
+
+
+def main(given: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    how = parser.add_mutually_exclusive_group(required=True)
+    how.add_argument("--over", help="as of `fedjax-sim train`: imitate the oracle on these")
+    how.add_argument("--weights", metavar="DECISION.FEATURE=NUMBER,…")
+    parser.add_argument("--weight", type=float, default=0.0, help="w of the oracle")
+    parser.add_argument("--price", type=float, default=0.0, help="of the traffic, per whole model")
+    parser.add_argument("--lr", type=float, default=0.4)
+    parser.add_argument("--schedule", default="cosine")
+    parser.add_argument("--rounds", type=int, default=CONFIG.training.rounds)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data-dir", default=None)
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    args = parser.parse_args(given)
+    start_jax(CONFIG)
+    args.out.mkdir(parents=True, exist_ok=True)
+    try:
+        parameters = taught(args) if args.weights is None else weighted(args.weights)
+    except UserError as problem:
+        parser.error(str(problem))
+    evolve.save_agent(args.out, "agent.parameters", np.float32(parameters), CONFIG.hash())
 
 
 if __name__ == "__main__":

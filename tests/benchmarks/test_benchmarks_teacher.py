@@ -7,8 +7,11 @@ import pytest
 
 from benchmarks import across_teacher as teacher
 from benchmarks.across_federations import CONFIG
+from benchmarks.across_page import shares
 from fedjax_sim.engine.episode import Length
-from fedjax_sim.runner.across.evolve import Problem
+from fedjax_sim.errors import UserError
+from fedjax_sim.methods.fedpolicy.state import STATES, USUAL
+from fedjax_sim.runner.across.evolve import Baseline, Problem, Search, Trainer
 from fedjax_sim.runner.across.over import parse_over
 
 OVER = (
@@ -39,3 +42,31 @@ def test_the_imitation_is_least_squares():
     np.testing.assert_allclose(found.reshape(9, 4), truth, atol=1e-3)
     alike = teacher.agreement(found, seen, np.sign(1 + seen @ truth))
     assert min(one["alike"] for one in alike.values()) > 0.99
+
+
+def test_given_weights_are_a_threshold_on_what_is_seen(tmp_path):
+    """The backbone is taken where the last one is old, and the head always; the policy is saved as
+    a search reads it."""
+    weights = "take_backbone.relative_staleness=7, send_head.progress=-1"
+    teacher.main(["--weights", weights, "--out", str(tmp_path)])
+    first = Trainer(
+        Problem(
+            parse_over(OVER), CONFIG.replace(start_from=f"{tmp_path}:agent"), Length(4, last=1)
+        ),
+        Search(),
+        Baseline(0.1, "constant", 0.0, []),
+    ).first
+    seen = np.tile([USUAL[name][0] for name in STATES["portable"]], (3, 1))
+    seen[:, STATES["portable"].index("relative_staleness")] = 0.3, 0.6, 0.9
+    take_backbone, take_head, *_ = shares(first, seen).T
+    np.testing.assert_allclose(take_backbone, [0, 0.5, 1], atol=1e-6)
+    assert (take_head == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("take_all.progress=1", "take_backbone"), ("take_head.age=1", "progress"), ("x", "feature")],
+)
+def test_unknown_weights_are_refused(text, said):
+    with pytest.raises(UserError, match=said):
+        teacher.weighted(text)
