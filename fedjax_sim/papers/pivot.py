@@ -167,7 +167,8 @@ class Pivot:
         """The table as text, the head first; Kendall's τ in the last row or column."""
         taus = self.taus()
         figures = list(dict.fromkeys(figure for _, figure in taus))
-        shown = lambda key: ", ".join(f"{taus[key, f][0]:.2f}" for f in figures if (key, f) in taus)
+        one = lambda tau: "–" if math.isnan(tau) else f"{tau:.2f}"  # all cells are equal
+        shown = lambda key: ", ".join(one(taus[key, f][0]) for f in figures if (key, f) in taus)
         head = ["", *(label for _, label in self.cols)]
         cells = lambda row: [self.text_of(self.cells.get((row, col))) for col, _ in self.cols]
         body = [[label, *cells(row)] for row, label in self.rows]

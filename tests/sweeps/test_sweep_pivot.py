@@ -187,3 +187,16 @@ def test_the_queue_waits_and_gives_up(tmp_path):
     assert order == [jobs[0].name] and waits(jobs[1], folder)
     assert "before-a-s5, failed" in folder.why(jobs[1])
     assert started(jobs[1], folder).model.start_from == f"{folder.run(jobs[0])}:server"
+
+
+def test_a_ranking_of_equal_figures_has_no_tau():
+    def last_line(values):
+        cells = {
+            (row, "x"): Cell((value,), theirs=float(i))
+            for i, (row, value) in enumerate(zip("abc", values, strict=True))
+        }
+        table = Pivot("t", [(row, row) for row in "abc"], [("x", "x")], cells)
+        return table.as_text().splitlines()[-1].split()
+
+    assert last_line([5.0, 5.0, 5.0]) == ["Kendall", "τ", "–"]
+    assert last_line([1.0, 2.0, 3.0]) == ["Kendall", "τ", "1.00"]
