@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import across_page
-from benchmarks.across_page import MINE
+from benchmarks.across_page import MINE, has_bias
 from fedjax_sim.engine import episode as episodes
 from fedjax_sim.engine.episode import Length, Scores
 from fedjax_sim.experiment import Experiment
@@ -157,12 +157,18 @@ def tuned_method(table: Table, method: str) -> dict[str, Any]:
     return out
 
 
+def evolved(parameters: np.ndarray) -> dict[str, Any]:
+    """The settings of a controller with these parameters."""
+    return dict(options={"agent": "evolved", "agent.bias": has_bias(parameters)})
+
+
 def tuned_controller(table: Table, goal: str, parameters: np.ndarray) -> dict[str, Any]:
     """Scores of a trained controller, at as many rates and schedules as the rules have."""
     out = {}
     for schedule in SCHEDULES:
         values = np.repeat(parameters[None], len(RATES), 0)
-        found = table.scores({}, schedule, values, RATES, "agent.parameters", TUNING)
+        how = evolved(parameters)
+        found = table.scores(how, schedule, values, RATES, "agent.parameters", TUNING)
         out |= {f"{goal}|{r}|{schedule}": means(found, i) for i, r in enumerate(RATES)}
     return out
 
@@ -254,12 +260,15 @@ def run_entries(
     groups: dict[tuple, list[Entry]] = {}
     for entry in entries:
         program = entry.name if entry.kind in ("method", "agent", "fewer") else ""
+        if entry.kind == "controller":
+            program = "with bias" if has_bias(trained[entry.name]) else "without bias"
         groups.setdefault((entry.kind, program, entry.schedule), []).append(entry)
     out = {}
     for (kind, program, schedule), some in groups.items():
         values, how, parts, where = None, {}, "agent", table
         if kind == "controller":
             values, parts = np.stack([trained[entry.name] for entry in some]), "agent.parameters"
+            how = evolved(values[0])
         elif kind == "rule":
             values, how = rule_agents(entry.name for entry in some), RULE
         elif kind == "fewer":

@@ -121,10 +121,21 @@ def readings(scores: dict[str, Any]) -> list[str]:
     return out
 
 
+def apart(parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(weights [S, 4], bias [4]) of a linear policy; the bias is 0 where it has none."""
+    size = len(FEATURES) * len(PARTS)
+    bias = parameters[size:] if has_bias(parameters) else np.zeros(len(PARTS))
+    return parameters[:size].reshape(len(FEATURES), len(PARTS)), bias
+
+
+def has_bias(parameters: np.ndarray) -> bool:
+    return len(parameters) > len(FEATURES) * len(PARTS)
+
+
 def strongest(parameters: np.ndarray) -> tuple[int, int]:
     """The two features with the largest weights, all four decisions together; `joined` is the same
     for almost everybody, and no axis."""
-    weights = np.abs(parameters.reshape(len(FEATURES), len(PARTS))).sum(1)
+    weights = np.abs(apart(parameters)[0]).sum(1)
     weights[FEATURES.index("joined")] = 0
     first, second = np.argsort(-weights)[:2]
     return int(first), int(second)
@@ -134,7 +145,8 @@ def shares(parameters: np.ndarray, seen: np.ndarray) -> np.ndarray:
     """[…, 4] what is taken and sent, of observations […, S] in their own units."""
     usual = np.array([USUAL[name] for name in FEATURES])
     centred = np.clip((seen - usual[:, 0]) / usual[:, 1], -3, 3)
-    out = 1 + centred @ parameters.reshape(len(FEATURES), len(PARTS))
+    weights, bias = apart(parameters)
+    out = 1 + centred @ weights + bias
     return (np.clip(out, -1, 1) + 1) / 2
 
 

@@ -43,6 +43,7 @@ from fedjax_sim.runner.files import write_json
 from fedjax_sim.types import Array, State
 
 RIDGE = 1e-3
+BIAS = "bias"  # a feature that is always 1; for fedpolicy.agent.bias=true
 
 
 def demonstration(
@@ -88,12 +89,14 @@ def imitate(seen: np.ndarray, decisions: np.ndarray, rest: float = 1.0) -> np.nd
 
 
 def weighted(text: str) -> np.ndarray:
-    """[S * 4] parameters of the linear policy with these weights.
+    """[S * 4] parameters of the linear policy with these weights; [S * 4 + 4] if any is a bias.
 
     >>> weighted("take_head.progress=-2").reshape(-1, 4)[-1].tolist()
     [0.0, -2.0, 0.0, 0.0]
+    >>> weighted("send_head.bias=3")[-4:].tolist()
+    [0.0, 0.0, 0.0, 3.0]
     """
-    seen = STATES["portable"]
+    seen = [*STATES["portable"], BIAS]
     found = np.zeros((len(seen), len(PARTS)), np.float32)
     for item in text.split(","):
         name, _, number = (part.strip() for part in item.partition("="))
@@ -101,7 +104,7 @@ def weighted(text: str) -> np.ndarray:
         at = lookup("feature", feature, {name: i for i, name in enumerate(seen)})
         column = lookup("decision", decision, {name: i for i, name in enumerate(PARTS)})
         found[at, column] = convert(f"weight of {name}", number, real)
-    return found.ravel()
+    return found.ravel() if found[-1].any() else found[:-1].ravel()
 
 
 def agreement(

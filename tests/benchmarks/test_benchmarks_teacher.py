@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from benchmarks import across_teacher as teacher
-from benchmarks.across_federations import CONFIG
-from benchmarks.across_page import shares
+from benchmarks.across_federations import CONFIG, evolved
+from benchmarks.across_page import has_bias, shares
 from fedjax_sim.engine.episode import Length
 from fedjax_sim.errors import UserError
+from fedjax_sim.methods import make_method
 from fedjax_sim.methods.fedpolicy.state import STATES, USUAL
 from fedjax_sim.runner.across.evolve import Baseline, Problem, Search, Trainer
 from fedjax_sim.runner.across.over import parse_over
@@ -61,6 +62,17 @@ def test_given_weights_are_a_threshold_on_what_is_seen(tmp_path):
     take_backbone, take_head, *_ = shares(first, seen).T
     np.testing.assert_allclose(take_backbone, [0, 0.5, 1], atol=1e-6)
     assert (take_head == 1).all()
+
+
+def test_a_bias_moves_the_threshold_of_a_steep_policy():
+    first = teacher.weighted("take_backbone.relative_staleness=35, take_backbone.bias=4")
+    assert len(first) == 40 and has_bias(first)
+    seen = np.tile([USUAL[name][0] for name in STATES["portable"]], (3, 1))
+    seen[:, STATES["portable"].index("relative_staleness")] = 0.57, 0.6, 0.63
+    np.testing.assert_allclose(shares(first, seen)[:, 0], [0, 0.5, 1], atol=1e-6)
+    agent = make_method("fedpolicy", **evolved(first)["options"])
+    plain = make_method("fedpolicy", **evolved(first[:36])["options"])
+    assert agent.agent.bias and not plain.agent.bias
 
 
 @pytest.mark.parametrize(
