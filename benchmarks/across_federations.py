@@ -51,6 +51,11 @@ SUITES = {
         "dirichlet:0.05..1, clients:20..25, participation:0.1..0.3, examples:50, data:digits, "
         + COMMON
     ),
+    "USPS": (
+        "dirichlet:0.05..1, clients:20..40, participation:0.1..0.3, examples:60..150, data:usps,"
+        " test:350, side:8"
+    ),
+    "MNIST-M": f"dirichlet:0.05..1, {SIZES}, data:mnist_m, test:350, side:8",
 }
 SHAPE = parse_over(SUITES["other seeds"])
 RATES, SCHEDULES = (0.1, 0.2, 0.4, 0.8), ("constant", "cosine")
@@ -522,7 +527,7 @@ def cycles(args: argparse.Namespace) -> None:
 
 
 def page(args: argparse.Namespace) -> None:
-    across_page.write(args.work, args.out, read_trained(args.trained))
+    across_page.write(args.work, args.out, read_trained(args.trained), args.name)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -540,6 +545,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--trained", action="append", default=[], metavar="DIR")
     parser.add_argument("--work", type=pathlib.Path, required=True)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("docs/results"))
+    parser.add_argument("--name", default="across-federations", help="of the page")
     parser.add_argument("--data-dir", default=None)
     parser.add_argument("--suites", action="append", default=[], metavar="NAME")
     parser.add_argument("--with-methods", action="append", default=[], metavar="SUITE")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.pages import write_tables
 from fedjax_sim.methods.fedpolicy.actions import PARTS
 from fedjax_sim.methods.fedpolicy.state import STATES, USUAL
 
@@ -179,7 +180,7 @@ def policy_figure(path: pathlib.Path, goal: str, parameters: np.ndarray) -> tupl
 
 
 def front_figure(path: pathlib.Path, goals: dict[str, Any]) -> None:
-    """Global and own accuracy of all rows of all goals."""
+    """All rows of all goals: global against own accuracy, or against bytes where these count."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -188,81 +189,49 @@ def front_figure(path: pathlib.Path, goals: dict[str, Any]) -> None:
     figure, ax = plt.subplots(figsize=(6, 4.2), layout="constrained")
     marks = {"full": "ks", MINE: "ro", "best rule": "b^"}
     drawn: set[str] = set()
+    costly = any("bytes" in goal for goal in goals)
     for rows in goals.values():
         for name, row in rows.items():
-            at = 100 * row["means"]["common"], 100 * row["means"]["clients"]
+            means = row["means"]
+            traffic = 50 * (means["down"] + means["up"])
+            common, own = 100 * means["common"], 100 * means["clients"]
+            at = (traffic, common) if costly else (common, own)
             if not np.isfinite(at).all():
                 continue
             kind = marks.get(name, "x")
             ax.plot(*at, kind, label=None if name in drawn else name)
             drawn.add(name)
-    ax.set_xlabel("global accuracy (%)")
-    ax.set_ylabel("clients' own models, mean accuracy (%)")
+    accuracy, theirs = "global accuracy (%)", "clients' own models, mean accuracy (%)"
+    ax.set_xlabel("bytes (% of whole models in every round)" if costly else accuracy)
+    ax.set_ylabel(accuracy if costly else theirs)
     ax.legend(fontsize=8)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
-INTRO = """# A controller trained across federations
-
-A linear policy of 36 numbers decides what every participant takes and sends of backbone and head
-(`fedpolicy.agent=evolved`, actions `exchange_mix`), from nine features that mean the same in every
-federation. CMA-ES found them on federations drawn at random ({over}), 8 x 8 grey images and an MLP
-with 32 hidden units, 50 rounds, 2 local epochs. The command of the one that comes with the package:
-
-```
-{command}
-```
-
-Its use: `fedjax-sim run fedpolicy --set fedpolicy.agent=evolved --start-from
-pretrained:{shipped}:agent`.
-
-All rows are paired on identical federations and seeds; numbers are points with 95 % intervals, bold
-where the interval excludes 0. `full`, the controller, the rules and the other methods run at the
-rate and schedule that are best for them and for the goal, on tuning federations of the same suite;
-the best rule of {rules} is chosen there too, and of {frugal} more where bytes are part of the goal.
-Scores are means of the last five evaluations (every second round), never the best over rounds;
-bytes are those of both ways, as a share of what `full` moves. The controller was trained at one
-rate and schedule, those of `full` on its training federations: lr {lr}, {schedule}.
-
-How it was reached: two earlier configurations showed no progress and were stopped. Both saw the
-features without centring; the step size σ of the search was 0.3, then 0.7. After that, 17 hand-made
-policies were looked at on tuning federations, and the features were centred and re-scaled. The
-suites CIFAR-10 and digits were scored once, after the final training; the same controller ran once
-more on the same federations, with the same result, when the rows of the other methods were added.
-"""
-
-
-def write(work: pathlib.Path, out: pathlib.Path, trained: dict[str, np.ndarray]) -> None:
-    """across-federations.md, .json and the figures."""
-    from benchmarks.across_federations import FRUGAL, RULES
-    from fedjax_sim.presets import controllers
-
+def write(work: pathlib.Path, out: pathlib.Path, trained: dict[str, np.ndarray], name: str) -> None:
+    """The tables of NAME.md, whose prose is written by hand; NAME.json and the figures."""
     out.mkdir(parents=True, exist_ok=True)
     scores, transfers = scores_of(work), parts_of(work, "transfer-")
-    selected, shipped = parts_of(work, "selection-"), next(iter(controllers.names()), "NAME")
-    about = controllers.about(shipped) if controllers.names() else {"command": "", "over": ""}
-    counts = dict(rules=len(RULES) - 1, frugal=len(FRUGAL))
-    text = [INTRO.format(**counts, shipped=shipped, **about_of(about))]
-    text += ["## What was won", "", *verdict(scores), "", *readings(scores), ""]
+    selected = parts_of(work, "selection-")
+    lines = ["## What was won", "", *verdict(scores), "", *readings(scores), ""]
     for suite, goals in scores.items():
-        text += [f"## Held out: {suite.replace('-', ' ')}", ""]
-        text += [t for goal, rows in goals.items() for t in (table(suite, goal, rows), "")]
-    text += ["## Other networks", "", *section(transfers), "## Who takes part", ""]
-    text += selection_lines(selected)
-    text += ["## What the policy does", ""]
+        lines += [f"## Held out: {suite.replace('-', ' ')}", ""]
+        lines += [t for goal, rows in goals.items() for t in (table(suite, goal, rows), "")]
+    lines += section(transfers) + selection_lines(selected)
+    lines += ["## What the policy does", ""]
     for goal, parameters in trained.items():
-        name = f"across-policy-{goal.replace('=', '').replace('+', '-').replace('.', '')}.png"
-        x, y = policy_figure(out / name, goal, parameters)
-        text += [f"![policy for {goal}: {x} and {y}]({name})", ""]
+        file = f"across-policy-{goal.replace('=', '').replace('+', '-').replace('.', '')}.png"
+        x, y = policy_figure(out / file, goal, parameters)
+        lines += [f"![policy for {goal}: {x} and {y}]({file})", ""]
     if first := next(iter(scores.values()), None):
-        front_figure(out / "across-front.png", first)
-        text += ["![global and own accuracy](across-front.png)", ""]
-    text += speed_lines(work)
+        front_figure(out / f"{name}-front.png", first)
+        lines += [f"![the front of the first held-out suite]({name}-front.png)", ""]
+    lines += speed_lines(work)
     found = dict(scores=scores, transfer=transfers, selection=selected)
     found |= dict(parameters={goal: [float(v) for v in p] for goal, p in trained.items()})
-    (out / "across-federations.md").write_text("\n".join(text).rstrip() + "\n")
-    (out / "across-federations.json").write_text(json.dumps(rounded(found), indent=1) + "\n")
+    write_tables(out / f"{name}.md", name, "Trained across federations", lines)
+    (out / f"{name}.json").write_text(json.dumps(rounded(found), indent=1) + "\n")
 
 
 def rounded(found: Any) -> Any:
@@ -276,21 +245,14 @@ def rounded(found: Any) -> Any:
     return float(f"{found:.6g}") if np.isfinite(found) else None  # JSON knows no NaN
 
 
-def about_of(about: dict[str, Any]) -> dict[str, Any]:
-    kept = [w for w in about["over"].split(", ") if w.split(":")[0] in ("dirichlet", "clients",
-             "participation", "examples", "data")]  # fmt: skip
-    fields = dict(command=about["command"], over=", ".join(kept))
-    return fields | dict(lr=about.get("lr", ""), schedule=about.get("schedule", ""))
-
-
 def section(found: dict[str, Any]) -> list[str]:
     if not found:
-        return ["Not measured yet.", ""]
+        return []
     sentence = (
         "Whole images, federations of 20 clients, 4 per round, 40 rounds; `best rule` is one rule"
         " that was named beforehand, at the rate of `full`, which two tuning federations chose."
     )
-    return [sentence, ""] + [
+    return ["## Other networks", "", sentence, ""] + [
         text
         for name, goals in found.items()
         for goal, rows in goals.items()
@@ -300,8 +262,10 @@ def section(found: dict[str, Any]) -> list[str]:
 
 def selection_lines(found: dict[str, Any]) -> list[str]:
     if not found:
-        return ["Not measured yet.", ""]
+        return []
     out = [
+        "## Who takes part",
+        "",
         "A linear policy of 7 numbers scores every client (size, last loss, rounds since, label"
         " entropy, progress); those with the largest scores, after Gumbel noise, take part. Rounds"
         " are FedAvg's, 6 of 30; each way has its own rate and schedule. Points over uniform:",
@@ -328,7 +292,7 @@ def selection_lines(found: dict[str, Any]) -> list[str]:
 
 def speed_lines(work: pathlib.Path) -> list[str]:
     path, chips = work / "speed.json", work / "cycles.json"
-    out = ["## Speed", ""]
+    out = ["## Speed", ""] if path.is_file() or chips.is_file() else []
     if path.is_file():
         out += ["| policies side by side | federations | federation-rounds/s on two cores |"]
         out += ["|---|---|---|"]
