@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 
 from benchmarks import across_cycles, across_page
 from benchmarks import across_federations as across
+from benchmarks.pages import marks
 from fedjax_sim.engine.episode import Scores
 
 
@@ -108,3 +111,22 @@ def test_what_a_method_does_not_have_is_no_number():
         "a": [None, 0.333333],
         "of": 3,
     }
+
+
+def test_a_page_keeps_its_prose(tmp_path):
+    """Tables go between the marks; nothing is said of what was not measured."""
+    goal, work = "global=1+bytes=0.1", tmp_path / "work"
+    work.mkdir()
+    entry = lambda row: across.Entry(goal, row, "rule", "full", 0.1, "constant")
+    found = {entry(row): scores([0.5, 0.6], [0.7, 0.8]) for row in ("full", "best rule")}
+    found[entry(across.MINE)] = scores([0.6, 0.7], [0.7, 0.8])
+    (work / f"scores-USPS--{goal}.json").write_text(json.dumps(across.paired(found, goal)))
+    page = tmp_path / "mine.md"
+    page.write_text("# Mine\n\nBy hand.\n\n{}\nold\n{}\n\nThe end.\n".format(*marks("mine")))
+    across_page.write(work, tmp_path, {goal: np.zeros(40)}, "mine")
+    text = page.read_text()
+    assert "By hand." in text and "The end." in text and "old" not in text
+    assert "| USPS | global=1+bytes=0.1 | **+10.00 ± 0.00** | 2 of 2 |" in text
+    assert "## Speed" not in text and "## Who takes part" not in text
+    for name in ("mine-front.png", "across-policy-global1-bytes01.png", "mine.json"):
+        assert (tmp_path / name).stat().st_size > 0
