@@ -10,6 +10,7 @@ from typing import Any
 from fedjax_sim.cli.settings import as_path, free_directory
 from fedjax_sim.experiment.given import experiment_of, layered
 from fedjax_sim.methods import controlled
+from fedjax_sim.sweeps.plan import as_text
 
 
 def train_across(args: argparse.Namespace, method: str, settings: dict[str, Any]) -> int:
@@ -27,6 +28,8 @@ def train_across(args: argparse.Namespace, method: str, settings: dict[str, Any]
     found = train_over(args.over, experiment, pathlib.Path(out), say=quiet, bar=bar)
     same = [f"--transform {text}" for text in experiment.method.transforms]
     same += [f"--set {name}=evolved" for name in agent]
+    own = f"{method}.agent."  # options that decide the shape of the policy
+    same += [f"--set {n}={as_text(v)}" for n, v in settings.items() if n.startswith(own)]
     part = found["parts"].rpartition(".")[0]
     print(f"use it with: fedjax-sim run {method} {' '.join(same)} --start-from {out}:{part}")
     return 0

@@ -437,11 +437,13 @@ def pretrained_parts(where: str, names: tuple[str, ...]) -> Parts:
     path, stored = controllers.read(where.removeprefix(PRETRAINED))
     kept = _selected(where, list(stored), names, lambda part: sorted(stored))
     arrays = {n: a for n, a in stored.items() if n in kept}
-    records = [
-        dict(name=n, shape=list(a.shape), dtype=str(a.dtype), crc=_crc(a), large=False)
-        for n, a in arrays.items()
-    ]
-    return Parts(pathlib.Path(where), path, tuple(records), names, arrays)
+    return Parts(pathlib.Path(where), path, _records(arrays), names, arrays)
+
+
+def _records(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], ...]:
+    """Arrays as in meta.json."""
+    about = lambda a: dict(shape=list(a.shape), dtype=str(a.dtype), crc=_crc(a), large=False)
+    return tuple(dict(name=name) | about(a) for name, a in arrays.items())
 
 
 def _near(names: Sequence[str], part: str) -> list[str]:
@@ -469,7 +471,12 @@ def _near(names: Sequence[str], part: str) -> list[str]:
 def load_parts(parts: Parts, state: State) -> State:
     """`state` with the parts in place of its own leaves of the same names."""
     problem = f"start-from '{parts.run}' does not fit this run"
-    return _fill(parts.path, state, parts.records, problem, arrays=parts.arrays)
+    if parts.arrays is None:
+        return _fill(parts.path, state, parts.records, problem)
+    # a controller of the package goes with runs of any precision
+    types = {n: a.dtype for n, a in zip(leaf_names(state), jax.tree.leaves(state), strict=True)}
+    arrays = {n: np.asarray(a, types.get(n, a.dtype)) for n, a in parts.arrays.items()}
+    return _fill(parts.path, state, _records(arrays), problem, arrays=arrays)
 
 
 def latest(folder: pathlib.Path) -> pathlib.Path:

@@ -166,10 +166,13 @@ def test_what_comes_with_the_package(name):
     assert path.stat().st_size < 10_000 and all(np.isfinite(a).all() for a in arrays.values())
     options = dict(re.findall(r"--set fedpolicy\.(agent\.\w+)=(\w+)", about["command"]))
     start = dict(start_from=f"pretrained:{name}:agent", rounds=1, epochs=1, clients=4, model="mlp")
-    result = fs.run("fedpolicy", agent="evolved", participation=1, **start, **options)
-    np.testing.assert_array_equal(
-        result.state.agent.parameters, np.float32(arrays["agent.parameters"])
-    )
+    for dtype in ("float32", "float64"):
+        result = fs.run(
+            "fedpolicy", agent="evolved", participation=1, dtype=dtype, **start, **options
+        )
+        parameters = result.state.agent.parameters
+        assert parameters.dtype == dtype
+        np.testing.assert_array_equal(parameters, arrays["agent.parameters"])
 
 
 def test_a_pretrained_controller_by_name(tmp_path, monkeypatch, trained):
